@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 # Windows in seconds, shortest first.
@@ -13,6 +13,9 @@ TRENDS = (20, 40, 80, 160, 320)
 # Deviations of a Poisson distribution, and share, beyond both of which a window's count or slope counts as a change.
 CHANGED, LEAST_CHANGE = 3.7, 0.1
 RECENT_S = 20
+# Bins whose differences show how much more arrivals vary than a Poisson distribution, in seconds, and the share of the
+# largest differences that are jumps.
+BIN_S, JUMPS = 5, 0.06
 
 
 class Rate(NamedTuple):
@@ -23,7 +26,7 @@ class Rate(NamedTuple):
         slope: its change per second; 0: constant, or changed at once.
         seen_s: window of this estimate, in seconds.
         deviation: standard error of `now`.
-        recent: mean over RECENT_S, however uncertain.
+        recent: mean over RECENT_S, less its standard error beyond that of a Poisson distribution.
     """
 
     now: float = 0.0
@@ -74,31 +77,43 @@ class ArrivalHistory:
         """Returns the rate of the seconds that are over."""
         if self._rate is None:
             whole = list(self._counts)[:-1]
-            recent = whole[-RECENT_S:]
-            self._rate = (_trend(whole) or _level(whole))._replace(recent=sum(recent) / RECENT_S)
+            spread = math.sqrt(_dispersion(whole))
+            recent = sum(whole[-RECENT_S:])
+            least = max(0.0, recent - (spread - 1.0) * math.sqrt(recent)) / RECENT_S
+            self._rate = (_trend(whole, spread) or _level(whole, spread))._replace(recent=least)
         return self._rate
 
 
-def _level(counts: Sequence[float]) -> Rate:
+def _dispersion(counts: Sequence[float]) -> float:
+    """Returns the variance of counts in multiples of a Poisson distribution's, at least 1. Clients may send in
+    bursts."""
+    bins = [sum(counts[begin : begin + BIN_S]) for begin in range(len(counts) % BIN_S, len(counts), BIN_S)]
+    squares = sorted((one - other) ** 2 for one, other in pairwise(bins))
+    kept = squares[: len(squares) - math.ceil(JUMPS * len(squares))]
+    mean = sum(bins) / len(bins) if bins else 0.0
+    return max(1.0, sum(kept) / len(kept) / (2 * mean)) if kept and mean > 0 else 1.0
+
+
+def _level(counts: Sequence[float], spread: float) -> Rate:
     newest_first = list(accumulate(reversed(counts)))
     chosen = min(WINDOWS[0], len(counts))
     for window in dict.fromkeys(min(window, len(counts)) for window in WINDOWS):
         rate = newest_first[window - 1] / window
-        if any(_differs(newest_first[shorter - 1], rate * shorter) for shorter in WINDOWS if shorter < window):
+        if any(_differs(newest_first[shorter - 1], rate * shorter, spread) for shorter in WINDOWS if shorter < window):
             break
         chosen = window
     count = newest_first[chosen - 1]
-    return Rate(count / chosen, 0.0, float(chosen), math.sqrt(count) / chosen)
+    return Rate(count / chosen, 0.0, float(chosen), spread * math.sqrt(count) / chosen)
 
 
-def _differs(count: float, expected: float) -> bool:
+def _differs(count: float, expected: float, spread: float) -> bool:
     if abs(count - expected) <= LEAST_CHANGE * expected:
         return False
     # The square root of a Poisson number has a deviation of 1/2.
-    return abs(math.sqrt(count) - math.sqrt(expected)) > CHANGED / 2
+    return abs(math.sqrt(count) - math.sqrt(expected)) > spread * CHANGED / 2
 
 
-def _trend(counts: Sequence[float]) -> Rate | None:
+def _trend(counts: Sequence[float], spread: float) -> Rate | None:
     """Returns the trend in the shortest window that has one."""
     # Sums over the counts before each index, and of these sums.
     sums = [0.0, *accumulate(counts)]
@@ -111,16 +126,17 @@ def _trend(counts: Sequence[float]) -> Rate | None:
         if mean <= 0:
             continue
         middle = (window - 1) / 2
-        spread = window * (window * window - 1) / 12
+        squares = window * (window * window - 1) / 12
         # Sum of each count times its index in the window.
         moment = window * sums[-1] - (sums_of_sums[-1] - sums_of_sums[begin + 1])
-        slope = (moment - middle * mean * window) / spread
-        if abs(slope) < max(CHANGED * math.sqrt(mean / spread), LEAST_CHANGE * mean / window):
+        slope = (moment - middle * mean * window) / squares
+        if abs(slope) < max(spread * CHANGED * math.sqrt(mean / squares), LEAST_CHANGE * mean / window):
             continue
-        if slope * slope * spread <= _explained_by_jump(counts[begin:]):
+        if slope * slope * squares <= _explained_by_jump(counts[begin:]):
             return None
         # The end of a line is twice as uncertain as its mean.
-        return Rate(max(0.0, mean + slope * window / 2), slope, float(window), 2 * math.sqrt(mean / window))
+        deviation = 2 * spread * math.sqrt(mean / window)
+        return Rate(max(0.0, mean + slope * window / 2), slope, float(window), deviation)
     return None
 
 

@@ -14,8 +14,7 @@ from tandem.router.workers.leans import RouterDemand
 MEMORY, ASSUMED = 500.0, 8.0
 # Output tokens before any worker has joined.
 ASSUMED_OUTPUT = 128.0
-# Time constants of the tokens of decoding requests and of CPU use, in seconds.
-CONTEXT_S = 60.0
+# Time constant of CPU use, in seconds.
 CPU_S = 30.0
 # Seconds in which an equal report is the same one again.
 REPEATED_S = 2.0
@@ -33,6 +32,7 @@ class _Counters(NamedTuple):
     attended_tokens: int
     elsewhere_tokens: int
     elsewhere_attended: int
+    whole_tokens: int
 
 
 _counters = attrgetter(*_Counters._fields)
@@ -82,8 +82,7 @@ class MeasuredLoad:
         self._heard: dict[str, tuple[float, RouterDemand]] = {}
         self._cpu_of: dict[str, float] = {}
         # Prompts' work and outputs.
-        self._prompts, self._outputs = _Means(4), _Means(1)
-        self._num_decoding = self._num_kv_tokens = 0.0
+        self._prompts, self._outputs = _Means(5), _Means(1)
         self._learned_at = now
         self._pool_tokens = self._max_decoding = math.inf
 
@@ -93,17 +92,17 @@ class MeasuredLoad:
 
     @property
     def request(self) -> MeanRequest:
-        tokens, attended, elsewhere, elsewhere_attended = self._prompts.values
+        tokens, attended, elsewhere, elsewhere_attended, whole = self._prompts.values
         if not self._prompts.is_known and self.num_waiting:
             # Before any worker: as if nothing were cached.
-            tokens = elsewhere = self._waiting_tokens / self.num_waiting
+            tokens = elsewhere = whole = self._waiting_tokens / self.num_waiting
             attended = elsewhere_attended = tokens * tokens / 2
         return MeanRequest(
             tokens,
             attended,
             elsewhere,
             elsewhere_attended,
-            self._num_kv_tokens / self._num_decoding if self._num_decoding > 0 else tokens,
+            whole,
             self._outputs.values[0] if self._outputs.is_known else ASSUMED_OUTPUT,
             self._pool_tokens,
             self._max_decoding,
@@ -123,10 +122,6 @@ class MeasuredLoad:
             self.busy_at = now
         if demands and elapsed_s > 0:
             self.cpu += (1.0 - math.exp(-elapsed_s / CPU_S)) * (cpu - self.cpu)
-            kept = math.exp(-elapsed_s / CONTEXT_S)
-            num_kv_tokens = sum(router.num_kv_tokens for router in demands.values())
-            self._num_decoding = kept * self._num_decoding + (1 - kept) * num_decoding
-            self._num_kv_tokens = kept * self._num_kv_tokens + (1 - kept) * num_kv_tokens
         self._take_times(list(demands.values()))
 
     def _hear(self, name: str, router: RouterDemand, now: float, *, is_first: bool) -> float:
@@ -147,7 +142,7 @@ class MeasuredLoad:
             self.busy_at = now
         self._history.add(news.arrivals, now - at, now)
         if news.prompts:
-            self._prompts.add(news.prompts, news[-4:])
+            self._prompts.add(news.prompts, news[-5:])
         if not self._outputs.is_known and router.output_tokens:
             self._outputs.add(ASSUMED, (ASSUMED * router.output_tokens,))
         if news.finished:

@@ -23,7 +23,8 @@ class RouterDemand:
     """One router's demand on the planned workers, for the planners of roles and of sizes. Counters only grow.
 
     Attributes:
-        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: counters as in PromptCount.
+        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended, whole_tokens: counters as in
+            PromptCount.
         num_decoding: this router's requests in decode or bound for it, by id of each worker that decodes.
         num_kv_tokens: KV tokens of these requests.
         times: forward times of one worker, taken as equal. Parts of prompts are a prefill worker's.
@@ -51,6 +52,7 @@ class RouterDemand:
     output_tokens: float = 0.0
     pool_tokens: int = 0
     max_decoding: int = 0
+    whole_tokens: int = 0
     arrivals: int = 0
     num_waiting: int = 0
     waiting_tokens: int = 0

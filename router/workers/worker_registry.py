@@ -182,6 +182,7 @@ class WorkerRegistry:
             rates.mean_output_tokens if rates is not None else 0.0,
             min((worker.num_pool_tokens for worker in decoding), default=0),
             min((worker.max_decoding for worker in decoding), default=0),
+            whole_tokens=prompts.whole,
             waiting_tokens=sum(worker.assigned_here.num_pending_tokens for worker in self._workers.values()),
             finished=rates.num_finished if rates is not None else 0,
             finished_tokens=rates.num_finished_tokens if rates is not None else 0,

@@ -162,6 +162,7 @@ class SizedCluster:
                 float(self._output),
                 800_000,
                 256,
+                whole_tokens=tokens,
                 arrivals=self._arrivals,
                 num_waiting=len(self._queue),
                 waiting_tokens=len(self._queue) * self._prompt,

@@ -63,3 +63,15 @@ def test_late_reports_are_spread_over_their_time() -> None:
     history.add(120, 30.0, 130.0)
     history.pass_time(131.0)
     assert history.rate().now == pytest.approx(4.0, rel=0.05)
+
+
+def test_bursts_are_no_changes() -> None:
+    """Six requests at once, every 25 seconds."""
+    history = ArrivalHistory(0.0)
+    rates = []
+    for second in range(600):
+        history.pass_time(second + 1.0)
+        history.add(6 * (second % 25 == 0), 1.0, second + 1.0)
+        if second > 320:
+            rates.append(history.rate())
+    assert all(rate.now == pytest.approx(0.24, abs=0.03) and rate.slope == 0.0 for rate in rates)

@@ -131,6 +131,6 @@ def test_attended_tokens() -> None:
     count.add(10, Estimate(2))
     assert (count.prompts, count.tokens, count.attended, count.elsewhere) == (2, 6, 8 + 18, 4 + 2)
     count.add(10, Estimate(2, num_elsewhere=4))
-    assert (count.prompts, count.tokens, count.attended) == (3, 8, 8 + 18 + 18)
+    assert (count.prompts, count.tokens, count.attended, count.whole) == (3, 8, 8 + 18 + 18, 24)
     # 4 tokens attend to 6 before them, and to half of 4.
     assert (count.elsewhere, count.elsewhere_attended) == (4 + 2 + 4, 8 + 18 + 4 * 6 + 8)
