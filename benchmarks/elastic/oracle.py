@@ -89,7 +89,3 @@ def _next(result: Replay, counts: Sequence[int], failed: list[int], windows: Win
         else:
             following.append(count - (count - 1 > failed[number]))
     return following
-
-
-def _same(sizer: Schedule, _: object) -> Schedule:
-    return sizer
