@@ -136,7 +136,7 @@ def test_pods_provide_the_cluster_s_resources(overlay: str) -> None:
     for template in (head, worker):
         assert template["spec"]["terminationGracePeriodSeconds"] >= 5 + config.drain_timeout_s + STOP_GRACE_S
     ending = container(worker, "ray-worker")["lifecycle"]["preStop"]["exec"]["command"][2]
-    announced, waiting = (int(re.search(rf"{word}(\d+)", ending)[1]) for word in ("remaining-seconds=", "sleep "))
+    announced, waiting = (int(re.findall(rf"{word}(\d+)", ending)[0]) for word in ("remaining-seconds=", "sleep "))
     assert 5 + config.drain_timeout_s < announced <= waiting < worker["spec"]["terminationGracePeriodSeconds"]
 
 
