@@ -48,6 +48,7 @@ OTHER_VALUES = {
     "itl_objective_ms": 12.5,
     "worker_wait_timeout_s": 3.5,
     "drain_timeout_s": 2.5,
+    "node_timeout_s": 60.5,
     "mem_fraction_static": 0.5,
     "store_memory": "1GiB",
     "store_disk": "/data/pages:1TiB",
