@@ -30,7 +30,6 @@ TESTED_ELSEWHERE = {
     "deploy/actors/router_actor.py": "cluster/test_cluster.py",
     "deploy/config/cluster_options.py": "unit/deploy/cli/test_reference.py",
     "deploy/host/guard.py": "cluster/test_guard.py",
-    "deploy/nodes/node_placement.py": "cluster/test_nodes.py",
     "deploy/supervise/capacities.py": "unit/deploy/supervise/test_role_planner.py",
     "deploy/supervise/measured_load.py": "unit/deploy/supervise/test_size_planner.py",
     "deploy/supervise/members.py": "cluster/test_elastic.py",
