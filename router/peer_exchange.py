@@ -44,6 +44,8 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         self._own_counts = own_counts
         self._on_counts = on_counts
         self._credentials = credentials
+        # The latest call of each router: an older one, whose end is noticed late, changes nothing any more.
+        self._calls: dict[str, object] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -51,17 +53,25 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 tasks.create_task(self._tell(address))
 
     async def ShareCounts(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> pb.ShareCountsEnd:
-        router_id = ""
+        call, router_id = object(), ""
         try:
             async for message in batches:
-                if message.router_id in self._peers:
-                    router_id = message.router_id
-                    self._counts.record(router_id, decode_counts(message), is_change=message.is_change)
-                    self._on_counts()
+                if message.router_id not in self._peers:
+                    continue
+                router_id = message.router_id
+                if not message.is_change:
+                    self._calls[router_id] = call
+                elif self._calls.get(router_id) is not call or not self._counts.knows(router_id):
+                    # What it changes was forgotten: the next call begins with the whole load.
+                    break
+                self._counts.record(router_id, decode_counts(message), is_change=message.is_change)
+                self._on_counts()
         finally:
-            # The other routers may take its clients at once.
-            self._counts.forget(router_id)
-            self._on_counts()
+            if self._calls.get(router_id) is call:
+                del self._calls[router_id]
+                # The other routers may take its clients at once.
+                self._counts.forget(router_id)
+                self._on_counts()
         return pb.ShareCountsEnd()
 
     async def _tell(self, address: str) -> None:

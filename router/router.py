@@ -356,8 +356,7 @@ class Router:
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """Sets the planned workers' roles: new requests go to no others. Returns the requests left on each other
         worker."""
-        if planned != self.workers.planned:
-            self.workers.set_planned(planned)
+        if self.workers.set_planned(planned):
             self._room.is_due = True
             self._attempts.moves.look()
             self._attempts.serve_waiting()
@@ -369,8 +368,7 @@ class Router:
         self._leans_until = self._clock() + GOOD_FOR_S
         self.workers.set_leans(leans)
         self.size = size
-        if size is not None:
-            self._worker_wait.first_start_s = size.start_s
+        self._worker_wait.first_start_s = size.start_s if size is not None else 0.0
         return self.demand()
 
     def demand(self) -> RouterDemand:

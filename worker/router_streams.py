@@ -122,20 +122,21 @@ class RouterStreams:
             ConnectionError: no router was connected for connect_timeout_s, or one refused this worker.
         """
         watch = asyncio.create_task(self._watch())
+        changed = asyncio.create_task(self._has_changed.wait())
         self._start_clients()
         try:
             while True:
-                changed = asyncio.create_task(self._has_changed.wait())
                 running = [watch, *self._tasks.values()]
                 ended, _ = await asyncio.wait([changed, *running], return_when=asyncio.FIRST_COMPLETED)
-                self._has_changed.clear()
-                changed.cancel()
+                if changed in ended:
+                    self._has_changed.clear()
+                    changed = asyncio.create_task(self._has_changed.wait())
                 for task in ended:
                     # The others end only by an exception, or because their router is no longer named.
-                    if task is not changed and not task.cancelled():
+                    if task in running and not task.cancelled():
                         task.result()
         finally:
-            tasks = [watch, *self._tasks.values()]
+            tasks = [watch, changed, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

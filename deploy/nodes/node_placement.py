@@ -242,9 +242,10 @@ class NodePlacement:
         try:
             places = choose_nodes(nodes, [self._worker_need(name) for name in names], self._config.placement_strategy)
         except ValueError:
-            places = [nodes[0].address] * len(names)
+            # There is no node if all are announced to go.
+            places = [nodes[0].address if nodes else ""] * len(names)
         for name, address in zip(names, places, strict=True):
-            self._take_room(name, address, ids[address])
+            self._take_room(name, address, ids.get(address))
 
     def release(self, names: Sequence[str]) -> None:
         for name in names:
@@ -331,7 +332,7 @@ class NodePlacement:
                 raise ValueError(f"node {address}: {error}; choose another `interface`") from error
             self._facts[address] = facts
 
-    def _take_room(self, name: str, address: str, node_id: str) -> None:
+    def _take_room(self, name: str, address: str, node_id: str | None) -> None:
         options: dict[str, Any] = {
             "strategy": "STRICT_PACK",
             "name": self._hosted.group_name(name),

@@ -96,6 +96,11 @@ class Change:
         self._steps.close()
         self._job.finish(reason)
 
+    def drop(self) -> None:
+        """Ends a change whose effects another one undoes. What it has only asked for is taken back at once."""
+        if isinstance(self._steps, Generator):
+            self._steps.close()
+
     def give_up(self) -> None:
         self._job.finish(STOPPING)
 

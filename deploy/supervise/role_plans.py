@@ -1,6 +1,7 @@
 """Exchanges the workers' leans and the cluster's size with all routers, for their demands."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,8 @@ class RolePlans:
         self._size = size
         self._clock = clock
         self._plan_at = clock()
+        # A router that keeps an old size waits for workers that nobody starts.
+        self._had_size_at = -math.inf
         self._asked: dict[str, Any] = {}
         self._said: dict[str, tuple[float, RouterDemand]] = {}
 
@@ -49,7 +52,9 @@ class RolePlans:
             return
         self._plan_at = now + PLAN_INTERVAL_S
         size = self._size()
-        if self._planner is None and size is None:
+        if size is not None:
+            self._had_size_at = now
+        elif self._planner is None and now - self._had_size_at >= FRESH_S:
             return
         leans = dict(self._planner.plan(self.demands)) if self._planner is not None else {}
         for name, actor in self._routers().items():

@@ -46,6 +46,8 @@ def join_router(cluster: Routers, supervisor: Supervisor, name: str, kind: Proce
             yield from end_router(cluster, supervisor, name)
             raise ChangeError(f"{name}: {why}")
         yield
+    # Workers that were joining at the first time may have missed it.
+    yield from answers_of(cluster.tell_workers())
 
 
 def leave_router(job: ChangeJob, cluster: Routers, supervisor: Supervisor, name: str) -> Iterator[None]:

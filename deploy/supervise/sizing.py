@@ -276,9 +276,11 @@ class Sizing:
             self._begin_end(kind, name)
 
     def _begin_end(self, kind: SizedKind, name: str) -> None:
-        if (start := self._going.get(name)) is not None and start.change.is_waiting:
-            self._going.pop(name).change.withdraw("it is not needed any more")
-            return
+        if (start := self._going.get(name)) is not None:
+            if start.change.is_waiting:
+                self._going.pop(name).change.withdraw("it is not needed any more")
+                return
+            start.change.drop()
         if not self._cluster.has_joined(name):
             self._going[name] = _Going(kind, self._cluster.end(name), is_start=False, began=self._clock())
             return

@@ -55,6 +55,10 @@ class PeerCounts:
         self._assigned: dict[str, AssignedLoad] = {}
         self._changed: set[str] = set()
 
+    def knows(self, router_id: str) -> bool:
+        """Returns whether a router's last whole load was not forgotten."""
+        return router_id in self._counts
+
     def record(self, router_id: str, counts: RouterCounts, *, is_change: bool = False) -> None:
         """Args: is_change: `counts.assigned` has only the workers whose load has changed since the last call."""
         _, before = self._counts.get(router_id, (0.0, None))

@@ -120,7 +120,10 @@ class WorkerRegistry:
     def stays(self, worker: Worker) -> bool:
         return not self._is_planned or worker.worker_id in self.planned
 
-    def set_planned(self, planned: Mapping[str, str]) -> None:
+    def set_planned(self, planned: Mapping[str, str]) -> bool:
+        """Returns whether the plan has changed."""
+        if self._is_planned and planned == self.planned:
+            return False
         before = {worker for worker in self._workers.values() if self.stays(worker)}
         self._is_planned = True
         self.planned.clear()
@@ -132,6 +135,7 @@ class WorkerRegistry:
         for worker in self._workers.values():
             if worker not in before and self.stays(worker):
                 self._link_all(worker)
+        return True
 
     def _plan_links(self) -> None:
         """Plans the links anew. Workers that leave keep theirs: their requests still hand over."""

@@ -109,6 +109,55 @@ def test_a_stranger_s_counts_count_for_nothing() -> None:
     asyncio.run(scenario())
 
 
+def test_a_router_that_was_silent_tells_its_whole_load_again() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+            one, other = End("r0"), End("r1")
+            for end in (one, other):
+                await end.serve()
+                stack.push_async_callback(end.stop)
+            other.own = RouterCounts(3, 0, assigned={"w0": AssignedLoad(3)})
+            await one.join(other)
+            await other.join(one)
+            await wait_until(lambda: one.counts.assigned_to("w0") == AssignedLoad(3))
+            # As after FRESH_S of silence.
+            one.counts.forget("r1")
+            await wait_until(lambda: one.counts.assigned_to("w0") == AssignedLoad(3))
+
+    asyncio.run(scenario())
+
+
+def test_the_late_end_of_an_old_call_forgets_nothing() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+            one, other = End("r0"), End("r1")
+            for end in (one, other):
+                await end.serve()
+                stack.push_async_callback(end.stop)
+            await one.join(other)
+            metadata = (("tandem-cluster-token", TOKEN),)
+            is_over = asyncio.Event()
+
+            async def say(num_requests: int) -> AsyncIterator[pb.RouterCounts]:
+                yield pb.RouterCounts(router_id="r1", num_requests=num_requests)
+                await is_over.wait()
+
+            async with open_channel(one.address) as channel:
+                stub = router_pb2_grpc.RouterPeerStub(channel)
+                old = stub.ShareCounts(say(1), metadata=metadata)
+                await wait_until(lambda: one.counts.num_requests == 1)
+                new = stub.ShareCounts(say(2), metadata=metadata)
+                await wait_until(lambda: one.counts.num_requests == 2)
+                old.cancel()
+                await asyncio.sleep(2 * INTERVAL_S)
+                assert one.counts.num_requests == 2
+                is_over.set()
+                await new
+                assert one.counts.num_requests == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_router_tells_its_load_once_and_then_changes() -> None:
     assigned = {f"w{i}": AssignedLoad(1) for i in range(1000)}
     feed = CountsFeed("r0", lambda: RouterCounts(3, 1, assigned=dict(assigned)))

@@ -280,3 +280,33 @@ def test_workers_whose_node_goes_count_as_leaving() -> None:
     report = fake.planner.reports[-1]
     assert (report.ready["any"], report.starting["any"], report.leaving["any"]) == (1, 1, 1)
     assert not fake.sizing.is_changing and not fake.draining
+
+
+def test_a_start_that_is_not_needed_takes_back_its_room_at_once() -> None:
+    """A start and its steps refer to each other, so a dropped one would end at some collection of garbage."""
+    reserved: list[str] = []
+
+    class Start(Change):
+        def __init__(self, name: str) -> None:
+            super().__init__(ChangeJob(), self._run(name))
+
+        def _run(self, name: str) -> Iterator[None]:
+            reserved.append(name)
+            try:
+                while True:
+                    yield
+            finally:
+                reserved.remove(name)
+
+    class Reserving(Fake):
+        def names(self, kind: SizedKind) -> list[str]:
+            return sorted([*self.joined, *reserved]) if kind == self.kind else []
+
+        def join(self, kind: SizedKind, names: Sequence[str], begun: Sequence[SizedKind]) -> dict[str, Change]:
+            return {name: Start(name) for name in names}
+
+    f = Reserving()
+    f.turn(2)
+    assert reserved == ["worker-1"]
+    f.turn(1)
+    assert not reserved

@@ -107,3 +107,16 @@ def test_the_size_is_exported() -> None:
 def test_only_the_running_routers_are_shown() -> None:
     h = harness(replace(NONE_YET, routers=("router-0",)))
     assert h.router.router_names == []
+
+
+def test_the_last_worker_leaves_a_router_that_knew_no_plan() -> None:
+    h = RouterHarness(1, 1)
+    assert all(map(h.router.workers.stays, h.router.workers))
+    h.router.set_workers({})
+    assert not any(map(h.router.workers.stays, h.router.workers))
+
+
+def test_the_usual_wait_is_back_when_no_worker_is_added_any_more() -> None:
+    h = harness()
+    h.router.exchange_leans({}, None)
+    assert h.router._worker_wait.first_start_s == 0.0
