@@ -1,0 +1,90 @@
+"""The best counts by window for arrivals that are known beforehand.
+
+Each round replays the arrivals with the counts so far. A window with less than GOOD of its requests good gets a worker,
+any other one loses a worker, unless it has failed with that number. Starts begin early enough. So the oracle has our
+workers, routers and start time, but no surprises: it bounds what any rule can reach, except within a window.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.elastic.clients import Arrival
+from benchmarks.elastic.fleet import Setup
+from benchmarks.elastic.outcome import between, good_share
+from benchmarks.elastic.replay import Replay, replay
+from benchmarks.elastic.sizers import Schedule
+from benchmarks.elastic.step_times import StepTimes
+
+GOOD = 0.99
+# Share of a worker's time that the first round fills.
+FIRST_LOAD = 0.8
+# Sequences of the step that a request shares in the estimate of its work.
+BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Attributes: low, high: bounds of the number of workers; rounds: number of replays."""
+
+    kind: str
+    window_s: float
+    low: int
+    high: int
+    rounds: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """Attributes: counts: workers by window; cpu_s: of all rounds."""
+
+    replay: Replay
+    counts: list[int]
+    cpu_s: float
+
+
+def find_oracle(
+    arrivals: Sequence[Arrival], times: StepTimes, setup: Setup, length_s: float, windows: Windows
+) -> Oracle:
+    """Returns the round with the most good requests, of nearly equal ones (GOOD) the one with the least GPU time."""
+    counts = _first(arrivals, times, math.ceil(length_s / windows.window_s), windows)
+    failed = [windows.low - 1] * len(counts)
+    tried: list[tuple[Replay, list[int]]] = []
+    for _ in range(windows.rounds):
+        schedule = [(number * windows.window_s, wanted) for number, wanted in enumerate(counts)]
+        own = replace(setup, counts={windows.kind: counts[0]})
+        result = replay(arrivals, times, own, Schedule(windows.kind, schedule, setup.start_s), length_s)
+        tried.append((result, counts))
+        following = _next(result, counts, failed, windows)
+        if following == counts:
+            break
+        counts = following
+    most = max(result.share for result, _ in tried)
+    best, counts = min((pair for pair in tried if pair[0].share >= GOOD * most), key=lambda pair: pair[0].gpu_s)
+    return Oracle(best, counts, sum(result.cpu_s for result, _ in tried))
+
+
+def _first(arrivals: Sequence[Arrival], times: StepTimes, count: int, windows: Windows) -> list[int]:
+    """Returns counts for the work of each window."""
+    work = [0.0] * count
+    step_s = times.decode[BATCH] / BATCH
+    for arrival in arrivals:
+        num_tokens, num_output = arrival.num_prompt_tokens, arrival.num_output_tokens
+        seconds = times.prefill(num_tokens, num_tokens * num_tokens / 2)
+        seconds += num_output * (step_s + times.kv_token_s * (num_tokens + num_output / 2))
+        work[min(count - 1, int(arrival.at / windows.window_s))] += seconds
+    wanted = [math.ceil(seconds / windows.window_s / FIRST_LOAD) for seconds in work]
+    return [min(windows.high, max(windows.low, number)) for number in wanted]
+
+
+def _next(result: Replay, counts: Sequence[int], failed: list[int], windows: Windows) -> list[int]:
+    following = []
+    for number, count in enumerate(counts):
+        begin = number * windows.window_s
+        share = good_share(between(result.requests, begin, begin + windows.window_s), result.limits)
+        if share < GOOD:
+            failed[number] = max(failed[number], count)
+            following.append(min(windows.high, count + 1))
+        else:
+            following.append(count - (count - 1 > failed[number]))
+    return following
