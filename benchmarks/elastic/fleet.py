@@ -23,6 +23,7 @@ from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
 
 ROLES = {"any": "both", "both": "both", "prefill": "prefill", "decode": "decode"}
+SizerMaker = Callable[[Callable[[], float]], Sizer]
 # Routers give no work to workers that are not planned; an empty plan would mean that all are.
 NOBODY = {"nobody": "both"}
 # Longer than real ones, to save time; both are within the routers' patience.
@@ -42,6 +43,7 @@ class Setup:
         counts: workers at the beginning by kind, all ready.
         start_s: time of a worker's start.
         deaths_per_hour: share of the workers that dies within an hour.
+        turn_s: interval between the supervisor's turns.
         shares_prefixes: prompts have common prefixes, so workers report theirs.
     """
 
@@ -52,6 +54,7 @@ class Setup:
     deaths_per_hour: float = 0.0
     shares_prefixes: bool = False
     drain_timeout_s: float = 600.0
+    turn_s: float = 0.5
     seed: int = 0
 
 
@@ -85,7 +88,7 @@ class Usage:
 
 
 class Fleet:
-    def __init__(self, events: Events, times: StepTimes, setup: Setup, sizer: Sizer) -> None:
+    def __init__(self, events: Events, times: StepTimes, setup: Setup, make_sizer: SizerMaker) -> None:
         limits = setup.limits
         config = RouterConfig(
             "nowhere",
@@ -107,7 +110,7 @@ class Fleet:
         self.clients = Clients(events, self.routers)
         self._times = times
         self._setup = setup
-        self._sizer = sizer
+        self._sizer = make_sizer(clock)
         self._random = random.Random(f"{setup.seed}/fleet")
         self._roles = RolePlanner(Objectives(limits.ttft_s, limits.itl_s), clock)
         self._lives: dict[str, Life] = {}
@@ -119,7 +122,7 @@ class Fleet:
         events.every(BEAT_S, self._beat)
         events.every(WATCH_S, self._watch, first=WATCH_S)
         events.every(LOOK_S, self.clients.look_at_all, first=LOOK_S)
-        events.every(sizer.interval_s, self._take_turn, first=sizer.interval_s)
+        events.every(setup.turn_s, self._take_turn, first=setup.turn_s)
         if setup.num_routers > 1:
             events.every(PEERS_S, self._exchange_loads, first=PEERS_S)
         if setup.deaths_per_hour:
@@ -291,10 +294,8 @@ class Fleet:
         by_state = {
             state: {kind: self.count(kind, state) for kind in kinds} for state in ("ready", "starting", "leaving")
         }
-        stats = {
-            kind: [x.sim.stats() for x in self._lives.values() if x.kind == kind and x.state == "ready" and x.sim]
-            for kind in kinds
-        }
+        ready = [life for life in self._lives.values() if life.state == "ready"]
+        stats = {kind: [life.sim.last_stats for life in ready if life.kind == kind and life.sim] for kind in kinds}
         return Report(self.events.now, demands, **by_state, start_s=self._setup.start_s, stats=stats)
 
     def _grow(self, kind: str, number: int) -> None:

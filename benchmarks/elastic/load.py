@@ -27,6 +27,16 @@ SALT = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 
 
+def made_up(number: int, seed: int = 0) -> list[Arrival]:
+    """Returns requests with the mean lengths of Azure's conversations, without a trace file."""
+    chance = random.Random(f"{seed}/lengths")
+
+    def length(mean: float, sigma: float, most: int) -> int:
+        return min(most, max(1, round(chance.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))))
+
+    return [Arrival(0.0, length(1155, 1.0, 14_000), length(211, 0.8, 1000)) for _ in range(number)]
+
+
 def read_trace(file: Path, limit: int | None = None) -> tuple[list[Arrival], bool]:
     """Returns a trace's requests, and whether they share prefixes. A .csv is of Azure, a .jsonl of Mooncake.
 
@@ -106,9 +116,9 @@ def daily(peak: float, hours: float = 24.0) -> Curve:
     return points
 
 
-def swing(low: float, factor: float, calm_s: float = 300.0, ramp_s: float = 60.0) -> Curve:
-    """Returns a rise to `factor` times the rate within `ramp_s`, and the way back."""
-    high, points = low * factor, [(0.0, low)]
-    for more, value in ((calm_s, low), (ramp_s, high), (calm_s, high), (ramp_s, low), (calm_s, low)):
-        points.append((points[-1][0] + more, value))
+def steps(first: float, *parts: tuple[float, float]) -> Curve:
+    """Returns a curve of (seconds, value at their end) parts."""
+    points = [(0.0, first)]
+    for seconds, value in parts:
+        points.append((points[-1][0] + seconds, value))
     return points

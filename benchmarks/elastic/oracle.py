@@ -15,12 +15,11 @@ from benchmarks.elastic.outcome import between, good_share
 from benchmarks.elastic.replay import Replay, replay
 from benchmarks.elastic.sizers import Schedule
 from benchmarks.elastic.step_times import StepTimes
+from benchmarks.elastic.work import work_s
 
 GOOD = 0.99
 # Share of a worker's time that the first round fills.
-FIRST_LOAD = 0.8
-# Sequences of the step that a request shares in the estimate of its work.
-BATCH = 32
+FIRST_LOAD = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ def find_oracle(
     for _ in range(windows.rounds):
         schedule = [(number * windows.window_s, wanted) for number, wanted in enumerate(counts)]
         own = replace(setup, counts={windows.kind: counts[0]})
-        result = replay(arrivals, times, own, Schedule(windows.kind, schedule, setup.start_s), length_s)
+        sizer = Schedule(windows.kind, schedule, setup.start_s)
+        result = replay(arrivals, times, own, lambda _, sizer=sizer: sizer, length_s)
         tried.append((result, counts))
         following = _next(result, counts, failed, windows)
         if following == counts:
@@ -67,12 +67,8 @@ def find_oracle(
 def _first(arrivals: Sequence[Arrival], times: StepTimes, count: int, windows: Windows) -> list[int]:
     """Returns counts for the work of each window."""
     work = [0.0] * count
-    step_s = times.decode[BATCH] / BATCH
     for arrival in arrivals:
-        num_tokens, num_output = arrival.num_prompt_tokens, arrival.num_output_tokens
-        seconds = times.prefill(num_tokens, num_tokens * num_tokens / 2)
-        seconds += num_output * (step_s + times.kv_token_s * (num_tokens + num_output / 2))
-        work[min(count - 1, int(arrival.at / windows.window_s))] += seconds
+        work[min(count - 1, int(arrival.at / windows.window_s))] += work_s(arrival, times)
     wanted = [math.ceil(seconds / windows.window_s / FIRST_LOAD) for seconds in work]
     return [min(windows.high, max(windows.low, number)) for number in wanted]
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.elastic.clients import Arrival
 from benchmarks.elastic.events import Events
-from benchmarks.elastic.fleet import Fleet, Setup, Usage
+from benchmarks.elastic.fleet import Fleet, Setup, SizerMaker, Usage
 from benchmarks.elastic.outcome import Limits, Seen, between, good_share, num_good, ttft_at
-from benchmarks.elastic.sizers import Sizer
 from benchmarks.elastic.step_times import StepTimes
 
 # Time after the last arrival for the requests in hand.
@@ -44,14 +43,18 @@ class Replay:
         return ttft_at(self.requests, 99)
 
     @property
+    def num_restarted(self) -> int:
+        return sum(seen.num_attempts > 1 for seen in self.requests)
+
+    @property
     def num_failed(self) -> int:
         return sum(bool(seen.failure) or seen.ended_at is None for seen in self.requests)
 
 
-def replay(arrivals: Iterable[Arrival], times: StepTimes, setup: Setup, sizer: Sizer, length_s: float) -> Replay:
+def replay(arrivals: Iterable[Arrival], times: StepTimes, setup: Setup, make_sizer: SizerMaker, length_s: float) -> Replay:
     began = time.process_time()
     events = Events()
-    fleet = Fleet(events, times, setup, sizer)
+    fleet = Fleet(events, times, setup, make_sizer)
     fleet.clients.send_all(iter(arrivals))
     events.run_until(length_s)
     gpu_s = fleet.usage.ended_s + sum(events.now - life.began for life in fleet.lives)

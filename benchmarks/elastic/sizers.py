@@ -24,18 +24,12 @@ class Report(NamedTuple):
 
 
 class Sizer(ABC):
-    """Attributes: interval_s: time between decisions."""
-
-    interval_s = 0.5
-
     @abstractmethod
     def targets(self, report: Report) -> Mapping[str, int]:
         """Returns the wanted number of workers by kind."""
 
 
 class Fixed(Sizer):
-    interval_s = 60.0
-
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._counts = counts
 
@@ -89,7 +83,6 @@ class ThresholdRule(Sizer):
     def __init__(self, kind: str, low: int, high: int, thresholds: Thresholds | None = None) -> None:
         self._kind, self._low, self._high = kind, low, high
         self._limits = thresholds or Thresholds()
-        self.interval_s = 1.0
         self._decide_at = 0.0
         self._target: int | None = None
         # Moment, and (share of KV in use, queue) by worker.

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 
-from tandem.deploy.estimate.gpus import GPUS
+from tandem.deploy.estimate.gpus import GPUS, Gpu
 from tandem.deploy.estimate.worker import Worker
 from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
 from tandem.engine.models.config import ModelConfig
@@ -30,9 +30,9 @@ GRID = 128
 _LONG = 4096
 
 
-def h200(max_batch_size: int = 256) -> Worker:
-    """Returns a worker of Llama-3.1-8B on an H200."""
-    return Worker(LLAMA_8B, GPUS["h200"], max_batch_size=max_batch_size)
+def worker_of(gpu: Gpu = GPUS["h200"]) -> Worker:
+    """Returns a worker of Llama-3.1-8B."""
+    return Worker(LLAMA_8B, gpu)
 
 
 class StepTimes:

@@ -53,6 +53,7 @@ class SimWorker:
         peers: looks up a connected worker by id.
         ports: streams to the routers.
         num_prompt_tokens, num_output_tokens: computed so far.
+        last_stats: those of the last heartbeat.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SimWorker:
         self.peers = peers
         self.ports: list[Port] = []
         self.num_prompt_tokens = self.num_output_tokens = 0
+        self.last_stats = WorkerStats()
         self._events = events
         self._times = times
         self._clients = clients
@@ -114,11 +116,11 @@ class SimWorker:
     def beat(self) -> None:
         """Sends a heartbeat to each router."""
         self._num_beats += 1
-        stats = self.stats()
+        self.last_stats = self._stats()
         for port in self.ports:
-            port.send(Heartbeat(self._num_beats, stats))
+            port.send(Heartbeat(self._num_beats, self.last_stats))
 
-    def stats(self) -> WorkerStats:
+    def _stats(self) -> WorkerStats:
         pages = self._pages
         num_kv_tokens = pages.num_locked
         waiting = [*self._started, *self._queued]
