@@ -8,7 +8,7 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,26 +112,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(
     scenario: Scenario, rules: Sequence[str], requests: Sequence[Arrival], times: StepTimes, setup: Setup
-) -> "list[Row]":
+) -> Iterator[Row]:
     arrivals = arrivals_of(scenario, requests, times, setup)
-    setup = replace(setup, counts={KIND: scenario.first}, deaths_per_hour=scenario.deaths_per_hour, turn_s=scenario.turn_s)
-    rows = []
+    setup = replace(
+        setup,
+        counts={KIND: scenario.first},
+        deaths_per_hour=scenario.deaths_per_hour,
+        turn_s=scenario.turn_s,
+    )
     for rule in rules:
         if rule == "oracle":
             windows = Windows(KIND, scenario.window_s, scenario.low, scenario.high)
             found = find_oracle(arrivals, times, setup, scenario.length_s, windows)
-            rows.append(Row(scenario, rule, found.replay, found.cpu_s))
+            yield Row(scenario, rule, found.replay, found.cpu_s)
             continue
         for label, make_sizer, first in sizers_of(rule, scenario, setup.limits):
             own = replace(setup, counts={KIND: first})
             result = replay(arrivals, times, own, make_sizer, scenario.length_s)
-            rows.append(Row(scenario, label, result, result.cpu_s))
-    return rows
+            yield Row(scenario, label, result, result.cpu_s)
 
 
-def arrivals_of(
-    scenario: Scenario, requests: Sequence[Arrival], times: StepTimes, setup: Setup
-) -> list[Arrival]:
+def arrivals_of(scenario: Scenario, requests: Sequence[Arrival], times: StepTimes, setup: Setup) -> list[Arrival]:
     rate = worker_rate(requests, times)
     if scenario.plays:
         own_rate = len(requests) / requests[-1].at
@@ -156,22 +157,31 @@ def sizers_of(rule: str, scenario: Scenario, limits: Limits) -> list[tuple[str, 
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """Returns all replays, with ratios to the oracle's of the same scenario."""
+    """Returns all replays. Shares of the oracle's good requests and GPU hours are of the same scenario."""
     table = Table("scenario", "rule", title="Sizes that follow the load")
-    for column in ("good", "of the oracle's", "after swings", "GPU h", "of the oracle's", "changes/h", "TTFT p99", "failed", "CPU s"):
+    for column in (
+        "good",
+        "of oracle",
+        "after swings",
+        "GPU h",
+        "of oracle",
+        "changes/h",
+        "p99 TTFT",
+        "failed",
+        "CPU s",
+    ):
         table.add_column(column, justify="right")
+    oracles = {row.scenario.name: row.replay for row in rows if row.rule == "oracle"}
     for row in rows:
-        result = row.replay
-        oracle = next((one.replay for one in rows if one.rule == "oracle" and one.scenario.name == row.scenario.name), None)
-        good, cost, after = "", "", ""
+        result, oracle = row.replay, oracles.get(row.scenario.name)
+        good = cost = after = ""
         if oracle is not None:
             good = f"{result.num_good() / max(1, oracle.num_good()):.3f}"
             cost = f"{result.gpu_s / oracle.gpu_s:.2f}"
-            after = ", ".join(
-                f"{result.num_good(begin, end) / max(1, oracle.num_good(begin, end)):.2f}"
-                for _, begin, end in row.scenario.windows
-            )
-        figures = row.json()
+            both = [
+                (result.num_good(begin, end), oracle.num_good(begin, end)) for _, begin, end in row.scenario.windows
+            ]
+            after = ", ".join(f"{own / max(1, best):.2f}" for own, best in both)
         table.add_row(
             row.scenario.name,
             row.rule,
@@ -180,7 +190,7 @@ def table_of(rows: Sequence[Row]) -> Table:
             after,
             f"{result.gpu_hours:.2f}",
             cost,
-            f"{figures['changes_per_hour']:.1f}",
+            f"{3600 * len(result.usage.changes) / row.scenario.length_s:.1f}",
             f"{result.ttft_p99():.2f} s",
             str(result.num_failed),
             f"{row.cpu_s:.0f}",

@@ -8,6 +8,7 @@ of one per step.
 import heapq
 import itertools
 import math
+from collections.abc import Iterator
 
 from benchmarks.elastic.attempts import Output
 from benchmarks.elastic.step_times import StepTimes
@@ -37,7 +38,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self._running)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Output]:
         return iter(list(self._running))
 
     def join(self, output: Output) -> None:

@@ -15,9 +15,10 @@ from benchmarks.elastic.sizers import Report, Sizer
 from benchmarks.elastic.step_times import StepTimes
 from benchmarks.elastic.worker import SimWorker
 from tandem.deploy.supervise.role_planner import RolePlanner
-from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat, RouterMessage
+from tandem.messages import PROTOCOL_VERSION, Hello, LinkState, PageFormat, RouterMessage, WorkerStats
 from tandem.router.config import RouterConfig
 from tandem.router.policies.least_cost import LeastCost
+from tandem.router.policies.least_loaded import LeastLoaded
 from tandem.router.router import Router
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
@@ -103,10 +104,12 @@ class Fleet:
         clock = events.clock
         self.events = events
         self.usage = Usage()
-        self.routers = [
-            Router(replace(config, router_id=f"router-{number}"), LeastCost(setup.seed + number, clock), clock)
-            for number in range(setup.num_routers)
-        ]
+        # As `tandem serve` has it by default.
+        self._plans_roles = "any" in setup.counts
+        self.routers = []
+        for number in range(setup.num_routers):
+            policy = LeastCost(setup.seed + number, clock) if self._plans_roles else LeastLoaded(setup.seed + number)
+            self.routers.append(Router(replace(config, router_id=f"router-{number}"), policy, clock))
         self.clients = Clients(events, self.routers)
         self._times = times
         self._setup = setup
@@ -201,13 +204,13 @@ class Fleet:
         others = [other.sim for other in self._lives.values() if other.sim is not None and other is not life]
         for number, router in enumerate(self.routers):
             port = Port(router)
-            sim.ports.append(port)
+            sim.reports.ports.append(port)
             port.worker = router.connect_worker(hello, _sender(sim, port), lambda _: None)
             for other in others:
-                if sim.sends and other.receives and (worker := other.ports[number].worker) is not None:
+                if sim.sends and other.receives and (worker := other.reports.ports[number].worker) is not None:
                     port.send(LinkState(other.worker_id, worker.incarnation, up=True))
                 if other.sends and sim.receives:
-                    other.ports[number].send(LinkState(sim.worker_id, incarnation, up=True))
+                    other.reports.ports[number].send(LinkState(sim.worker_id, incarnation, up=True))
         sim.beat()
 
     def _sim(self, worker_id: str) -> SimWorker | None:
@@ -221,7 +224,7 @@ class Fleet:
         del self._lives[life.name]
         if (sim := life.sim) is not None:
             sim.die()
-            for port in sim.ports:
+            for port in sim.reports.ports:
                 if port.worker is not None:
                     port.router.lose_worker(port.worker, "stream_ended", reason)
             sim.tell_receivers()
@@ -258,9 +261,7 @@ class Fleet:
 
     def _plan(self) -> dict[str, int]:
         """Tells the routers the planned workers. Returns the requests left on each leaving one."""
-        planned = {
-            life.name: ROLES[life.kind] for life in self._lives.values() if life.state != "leaving"
-        } or NOBODY
+        planned = {life.name: ROLES[life.kind] for life in self._lives.values() if life.state != "leaving"} or NOBODY
         left: Counter[str] = Counter()
         for router in self.routers:
             left.update(router.set_workers(planned))
@@ -271,7 +272,8 @@ class Fleet:
         demands = {}
         for number, router in enumerate(self.routers):
             demands[f"router-{number}"] = router.exchange_leans(self._roles.leans)
-        self._roles.plan(demands)
+        if self._plans_roles:
+            self._roles.plan(demands)
         if self.count(None, "leaving"):
             left = self._plan()
             for life in [life for life in self._lives.values() if life.state == "leaving"]:
@@ -294,8 +296,10 @@ class Fleet:
         by_state = {
             state: {kind: self.count(kind, state) for kind in kinds} for state in ("ready", "starting", "leaving")
         }
-        ready = [life for life in self._lives.values() if life.state == "ready"]
-        stats = {kind: [life.sim.last_stats for life in ready if life.kind == kind and life.sim] for kind in kinds}
+        stats: dict[str, list[WorkerStats]] = {kind: [] for kind in kinds}
+        for life in self._lives.values():
+            if life.state == "ready" and life.sim is not None:
+                stats[life.kind].append(life.sim.reports.last_stats)
         return Report(self.events.now, demands, **by_state, start_s=self._setup.start_s, stats=stats)
 
     def _grow(self, kind: str, number: int) -> None:

@@ -106,7 +106,12 @@ def interpolated(curve: Curve) -> Callable[[float], float]:
 
 
 def daily(peak: float, hours: float = 24.0) -> Curve:
-    """Returns the assumed daily curve. Args: peak: its highest value; hours: length of the day: a short one is steeper."""
+    """Returns the assumed daily curve.
+
+    Args:
+        peak: its highest value.
+        hours: length of the day: a short one is steeper.
+    """
     points = []
     count = round(24 * POINTS_PER_HOUR)
     for number in range(count + 1):

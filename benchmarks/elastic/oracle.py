@@ -30,7 +30,7 @@ class Windows:
     window_s: float
     low: int
     high: int
-    rounds: int = 6
+    rounds: int = 4
 
 
 @dataclass(frozen=True, slots=True)

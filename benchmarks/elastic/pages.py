@@ -56,8 +56,8 @@ class Pages:
         return num_tokens - PAGE_SIZE * sum(block in self._locked for block in blocks)
 
     def lock(self, blocks: Sequence[int], num_tokens: int) -> None:
-        """Locks the pages of a request of `num_tokens`, which begins with `blocks`. They may exceed the pool: the caller
-        looks at `num_free` first."""
+        """Locks the pages of a request of `num_tokens`, which begins with `blocks`. The caller looks at `num_free`
+        first: they may exceed the pool."""
         locked, cached = self._locked, self._cached
         shared = 0
         for block in blocks:

@@ -51,7 +51,9 @@ class Replay:
         return sum(bool(seen.failure) or seen.ended_at is None for seen in self.requests)
 
 
-def replay(arrivals: Iterable[Arrival], times: StepTimes, setup: Setup, make_sizer: SizerMaker, length_s: float) -> Replay:
+def replay(
+    arrivals: Iterable[Arrival], times: StepTimes, setup: Setup, make_sizer: SizerMaker, length_s: float
+) -> Replay:
     began = time.process_time()
     events = Events()
     fleet = Fleet(events, times, setup, make_sizer)

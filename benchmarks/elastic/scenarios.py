@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.elastic.load import Curve, daily, steps
 
 # A swing's calm before it, its duration, and the times at its top and after it, in seconds.
-CALM_S, RAMP_S, TOP_S, REST_S = 180.0, 60.0, 240.0, 240.0
+CALM_S, RAMP_S, TOP_S, REST_S = 120.0, 60.0, 180.0, 240.0
 # Time after a swing in which goodput is compared.
 AFTER_S = 120.0
 

@@ -9,21 +9,20 @@ from benchmarks.elastic.attempts import TOKEN, Clients, Output, Port, Prompt
 from benchmarks.elastic.batch import Batch
 from benchmarks.elastic.chunks import Chunks
 from benchmarks.elastic.events import Call, Events
-from benchmarks.elastic.pages import PAGE_SIZE, Pages, pack
+from benchmarks.elastic.pages import PAGE_SIZE, Pages
+from benchmarks.elastic.prompt_queue import PromptQueue
+from benchmarks.elastic.reports import Reports, page_stats
 from benchmarks.elastic.step_times import StepTimes
 from tandem.messages import (
     Abort,
-    CachedPrefixes,
     Failed,
     Finished,
     FirstToken,
     GaveBack,
-    Heartbeat,
     LeaseLost,
     Prefill,
     RepeatPrefixes,
     RouterMessage,
-    WorkerStats,
 )
 
 LENGTH = "length"
@@ -51,9 +50,7 @@ class SimWorker:
     Attributes:
         sends, receives: it computes prompts, and it decodes.
         peers: looks up a connected worker by id.
-        ports: streams to the routers.
-        num_prompt_tokens, num_output_tokens: computed so far.
-        last_stats: those of the last heartbeat.
+        reports: its streams to the routers.
     """
 
     def __init__(
@@ -73,20 +70,18 @@ class SimWorker:
         self.sends = role != "decode"
         self.receives = role != "prefill"
         self.peers = peers
-        self.ports: list[Port] = []
-        self.num_prompt_tokens = self.num_output_tokens = 0
-        self.last_stats = WorkerStats()
         self._events = events
         self._times = times
         self._clients = clients
         self._itl_s = itl_s
         self._pages = Pages(times.pool_tokens, reports=reports_prefixes)
+        self.reports = Reports(self._pages)
+        self._num_prompt_tokens = self._num_output_tokens = 0
         self._batch = Batch(times, itl_s)
         self._chunks = Chunks(times, itl_s)
-        self._queued: deque[Prompt] = deque()
-        self._started: list[Prompt] = []
+        self._prompts = PromptQueue(lambda prompt: self._has_pages(prompt.output), self._start)
         # Attempts here by request id, as prefill and as decode worker.
-        self._prompts: dict[str, Prompt] = {}
+        self._here: dict[str, Prompt] = {}
         self._outputs: dict[str, Output] = {}
         self._leases: deque[Output] = deque()
         self._ready: deque[Output] = deque()
@@ -95,7 +90,6 @@ class SimWorker:
         self._is_dead = False
         self._linear = times.linear()
         self._gap_beside_s = 0.0
-        self._num_beats = 0
 
     # --- messages ---
 
@@ -109,42 +103,21 @@ class SimWorker:
                 case Abort():
                     self._abort(message)
                 case RepeatPrefixes():
-                    port.num_reports = 0
-                    self._report(port, pack(self._pages.identities), b"")
+                    self.reports.repeat_prefixes(port)
         self._wake()
 
     def beat(self) -> None:
         """Sends a heartbeat to each router."""
-        self._num_beats += 1
-        self.last_stats = self._stats()
-        for port in self.ports:
-            port.send(Heartbeat(self._num_beats, self.last_stats))
-
-    def _stats(self) -> WorkerStats:
-        pages = self._pages
-        num_kv_tokens = pages.num_locked
-        waiting = [*self._started, *self._queued]
-        return WorkerStats(
-            num_queued=len(self._queued) + len(self._leases),
-            num_running=len(self._batch) + len(self._started),
-            num_total_pages=pages.num_tokens // PAGE_SIZE,
-            num_free_pages=max(0, pages.num_free - pages.num_cached) // PAGE_SIZE,
-            num_cached_pages=pages.num_cached // PAGE_SIZE,
-            num_locked_pages=num_kv_tokens // PAGE_SIZE,
-            prompt_tokens_computed=self.num_prompt_tokens,
-            output_tokens_computed=self.num_output_tokens,
-            num_queued_tokens=sum(prompt.num_tokens - prompt.num_done for prompt in waiting),
+        stats = replace(
+            page_stats(self._pages),
+            num_queued=self._prompts.num_queued + len(self._leases),
+            num_running=len(self._batch) + self._prompts.num_started,
+            prompt_tokens_computed=self._num_prompt_tokens,
+            output_tokens_computed=self._num_output_tokens,
+            num_queued_tokens=self._prompts.num_tokens,
             forward_times=replace(self._linear, gap_beside_prompts_s=self._gap_beside_s),
         )
-
-    def report_prefixes(self) -> None:
-        if (changes := self._pages.take_changes()) is not None:
-            for port in self.ports:
-                self._report(port, *changes)
-
-    def _report(self, port: Port, stored: bytes, removed: bytes) -> None:
-        number, port.num_reports = port.num_reports, port.num_reports + 1
-        port.send(CachedPrefixes(number, number == 0, stored, removed))
+        self.reports.beat(stats)
 
     # --- prompts ---
 
@@ -162,8 +135,8 @@ class SimWorker:
             num_before + 1,
         )
         prompt = Prompt(output, message.decode_worker_id, num_tokens, num_left <= 0)
-        self._prompts[message.request_id] = prompt
-        self._queued.append(prompt)
+        self._here[message.request_id] = prompt
+        self._prompts.add(prompt)
 
     def _has_pages(self, output: Output) -> bool:
         """Leaves a token for each running sequence."""
@@ -188,48 +161,24 @@ class SimWorker:
                 output.on_granted = lambda: self._hand_over(prompt, decode)
                 decode.ask_lease(output)
 
-    def _choose_chunk(self) -> list[tuple[Prompt, int]]:
-        """Returns prompts and tokens to compute next: started prompts first, then queued ones as their pages fit."""
-        chunk: list[tuple[Prompt, int]] = []
-        left = -1
-        place = 0
-        while left and (place < len(self._started) or self._queued):
-            if place == len(self._started):
-                prompt = self._queued[0]
-                if not self._has_pages(prompt.output):
-                    break
-                self._queued.popleft()
-                self._start(prompt)
-                if prompt.is_over:
-                    continue
-                self._started.append(prompt)
-            prompt = self._started[place]
-            place += 1
-            if left < 0:
-                left = self._chunks.size_beside(self._batch, prompt.num_done)
-            size = min(left, prompt.num_tokens - prompt.num_done)
-            chunk.append((prompt, size))
-            left -= size
-        return chunk
-
     def _compute(self, chunk: Sequence[tuple[Prompt, int]]) -> None:
         for prompt, size in chunk:
-            self.num_prompt_tokens += size
+            self._num_prompt_tokens += size
             prompt.num_done += size
             if not prompt.is_over and prompt.num_done == prompt.num_tokens:
                 self._end_prompt(prompt)
 
     def _end_prompt(self, prompt: Prompt) -> None:
         output = prompt.output
-        self._started.remove(prompt)
+        self._prompts.remove(prompt)
         is_local = prompt.decode_worker_id == self.worker_id
         output.first_at = self._events.now
         if prompt.is_last or is_local:
-            del self._prompts[output.request_id]
+            del self._here[output.request_id]
         if prompt.is_last:
             self._outputs.pop(output.request_id, None)
             self._unlock_prompt(prompt)
-        self.report_prefixes()
+        self.reports.send_prefixes()
         reason = LENGTH if prompt.is_last else ""
         num_computed = (prompt.num_tokens - prompt.num_cached) // PAGE_SIZE
         output.port.send(
@@ -260,7 +209,7 @@ class SimWorker:
 
         def arrive() -> None:
             if not prompt.is_over:
-                del self._prompts[output.request_id]
+                del self._here[output.request_id]
                 self._unlock_prompt(prompt)
             self._wake()
             if not self._is_dead:
@@ -296,7 +245,7 @@ class SimWorker:
 
     def take_over(self, output: Output) -> None:
         if not self._is_dead and not output.is_over:
-            self.report_prefixes()
+            self.reports.send_prefixes()
             self._ready.append(output)
             self._wake()
 
@@ -319,7 +268,7 @@ class SimWorker:
         size = len(batch)
         batch.pass_steps(num_steps, beside_s)
         self._pages.grow(num_steps * size)
-        self.num_output_tokens += num_steps * size
+        self._num_output_tokens += num_steps * size
         fresh, batch.fresh = batch.fresh, []
         for output in fresh:
             assert output.first_at is not None
@@ -362,7 +311,7 @@ class SimWorker:
         if run is None:
             self._is_at_work = True
             self._events.at(self._events.now, self._compose)
-        elif run.num_steps > 1 and (self._queued or self._ready):
+        elif run.num_steps > 1 and (self._prompts.num_queued or self._ready):
             # Something joins after the current step.
             num_steps = self._batch.steps_within(self._events.now - run.began) + 1
             if num_steps < run.num_steps:
@@ -379,7 +328,7 @@ class SimWorker:
         self._join()
         batch, now = self._batch, self._events.now
         self._make_room()
-        chunk = self._choose_chunk()
+        chunk = self._prompts.choose_chunk(lambda num_before: self._chunks.size_beside(batch, num_before))
         size = len(batch)
         self._is_at_work = False
         if chunk:
@@ -407,7 +356,7 @@ class SimWorker:
     # --- ends ---
 
     def _abort(self, message: Abort) -> None:
-        prompt = self._prompts.get(message.request_id)
+        prompt = self._here.get(message.request_id)
         if prompt is not None and prompt.output.attempt == message.attempt:
             self._drop_prompt(prompt)
         output = self._outputs.get(message.request_id)
@@ -416,11 +365,8 @@ class SimWorker:
 
     def _drop_prompt(self, prompt: Prompt) -> None:
         prompt.is_over = True
-        self._prompts.pop(prompt.output.request_id, None)
-        if prompt in self._started:
-            self._started.remove(prompt)
-        elif prompt in self._queued:
-            self._queued.remove(prompt)
+        self._here.pop(prompt.output.request_id, None)
+        self._prompts.remove(prompt)
         if prompt.decode_worker_id != self.worker_id:
             self._unlock_prompt(prompt, keeps=prompt.output.first_at is not None)
 
@@ -442,7 +388,7 @@ class SimWorker:
     def tell_receivers(self) -> None:
         """Has decode workers report the leases that this worker's death has ended. Call it after the routers have
         lost it."""
-        for prompt in self._prompts.values():
+        for prompt in self._here.values():
             output = prompt.output
             decode = self.peers(prompt.decode_worker_id)
             if decode is not None and decode is not self and not output.is_over:
