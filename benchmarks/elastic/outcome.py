@@ -5,8 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.bench.measures import percentile
-
 
 class Limits(NamedTuple):
     """Limits of a good request: on its TTFT, and on 95 % of its gaps."""
@@ -60,6 +58,6 @@ def between(requests: Sequence[Seen], begin: float, end: float) -> Sequence[Seen
 
 
 def ttft_at(requests: Iterable[Seen], percent: float) -> float:
-    """Returns a percentile in seconds; infinity for requests without a token."""
+    """Returns a percentile by nearest rank, in seconds; infinity if that request has no token."""
     times = sorted(float("inf") if seen.ttft_s is None else seen.ttft_s for seen in requests)
-    return percentile(times, percent) if times else 0.0
+    return times[min(len(times) - 1, int(percent / 100 * len(times)))] if times else 0.0

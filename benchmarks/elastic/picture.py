@@ -19,7 +19,8 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     for place, name in enumerate(names):
         axes = figure.add_subplot(len(names), 1, place + 1)
         for number, row in enumerate(one for one in rows if one["scenario"] == name and "fixed" not in one["rule"]):
-            moments, ready = [count[0] / 60 for count in row["counts"]], [count[1] for count in row["counts"]]
+            moments = [count[0] / 60 for count in row["counts"]]
+            ready = [count[1] for count in row["counts"]]
             axes.step(moments, ready, where="post", color=COLOURS[number % len(COLOURS)], label=row["rule"])
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("minutes")

@@ -56,13 +56,14 @@ def cold(hours: float) -> Scenario:
 
 
 def constant(hours: float) -> Scenario:
-    return Scenario("constant", steps(3.3, (3600.0 * hours, 3.3)), 1, 8, 4, window_s=600.0, fixed=(4, 5), turn_s=1.0)
+    return Scenario("constant", steps(3.3, (3600.0 * hours, 3.3)), 1, 8, 4, window_s=600.0, fixed=(4,), turn_s=1.0)
 
 
 def deaths(hours: float) -> Scenario:
-    """Constant load; 2 % of the workers die in an hour."""
+    """Constant load; the deaths of a day, 2 % of the workers an hour, fall into these hours."""
     load = steps(5.5, (3600.0 * hours, 5.5))
-    return Scenario("deaths", load, 1, 10, 7, window_s=600.0, fixed=(7, 8), turn_s=1.0, deaths_per_hour=0.02)
+    share = 0.02 * 24.0 / hours
+    return Scenario("deaths", load, 1, 10, 7, window_s=600.0, fixed=(7,), turn_s=1.0, deaths_per_hour=share)
 
 
 def day(hours: float) -> Scenario:

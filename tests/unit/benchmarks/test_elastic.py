@@ -233,7 +233,7 @@ def test_planner_follows_a_tenfold_swing() -> None:
 
 
 def test_planner_keeps_still_at_constant_load() -> None:
-    result = follow(steps(3.3, (200.0, 3.3)), 5, planned)
+    result = follow(steps(3.3, (120.0, 3.3)), 5, planned)
     assert len(result.usage.changes) <= 1
 
 
