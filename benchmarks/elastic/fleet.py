@@ -287,9 +287,9 @@ class Fleet:
             self._targets[kind] = target
             self._grow(kind, target - have)
             self._shrink(kind, have - target)
-        have = self.count(None, "ready"), self.count(None, "ready", "starting")
-        if not self.usage.counts or self.usage.counts[-1][1:] != have:
-            self.usage.counts.append((self.events.now, *have))
+        now_there = self.count(None, "ready"), self.count(None, "ready", "starting")
+        if not self.usage.counts or self.usage.counts[-1][1:] != now_there:
+            self.usage.counts.append((self.events.now, *now_there))
 
     def _report(self, demands: Mapping[str, RouterDemand]) -> Report:
         kinds = {**self._setup.counts, **self._targets}

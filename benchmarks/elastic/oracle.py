@@ -6,14 +6,15 @@ workers, routers and start time, but no surprises: it bounds what any rule can r
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from benchmarks.elastic.clients import Arrival
 from benchmarks.elastic.fleet import Setup
 from benchmarks.elastic.outcome import between, good_share
 from benchmarks.elastic.replay import Replay, replay
-from benchmarks.elastic.sizers import Schedule
+from benchmarks.elastic.sizers import Schedule, Sizer
 from benchmarks.elastic.step_times import StepTimes
 from benchmarks.elastic.work import work_s
 
@@ -53,7 +54,7 @@ def find_oracle(
         schedule = [(number * windows.window_s, wanted) for number, wanted in enumerate(counts)]
         own = replace(setup, counts={windows.kind: counts[0]})
         sizer = Schedule(windows.kind, schedule, setup.start_s)
-        result = replay(arrivals, times, own, lambda _, sizer=sizer: sizer, length_s)
+        result = replay(arrivals, times, own, partial(_same, sizer), length_s)
         tried.append((result, counts))
         following = _next(result, counts, failed, windows)
         if following == counts:
@@ -62,6 +63,10 @@ def find_oracle(
     most = max(result.share for result, _ in tried)
     best, counts = min((pair for pair in tried if pair[0].share >= GOOD * most), key=lambda pair: pair[0].gpu_s)
     return Oracle(best, counts, sum(result.cpu_s for result, _ in tried))
+
+
+def _same(sizer: Sizer, clock: Callable[[], float]) -> Sizer:
+    return sizer
 
 
 def _first(arrivals: Sequence[Arrival], times: StepTimes, count: int, windows: Windows) -> list[int]:
