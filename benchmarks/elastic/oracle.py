@@ -1,8 +1,9 @@
 """The best counts by window for arrivals that are known beforehand.
 
 Each round replays the arrivals with the counts so far. A window with less than GOOD of its requests good gets a worker,
-any other one loses a worker, unless it has failed with that number. Prompts too long for the TTFT limit do not count. Starts begin early enough. So the oracle has our
-workers, routers and start time, but no surprises: it bounds what any rule can reach, except within a window.
+any other one loses a worker, unless it has failed with that number. Prompts too long for the TTFT limit do not count.
+Starts begin early enough. So the oracle has our workers, routers and start time, but no surprises. Its counts are
+found, not proven to be the least.
 """
 
 import math
