@@ -59,7 +59,7 @@ class Clients:
             self._events.at(first.at, lambda: send(first))
 
     def submit(self, arrival: Arrival) -> None:
-        seen = Seen(self._events.now, arrival.num_output_tokens)
+        seen = Seen(self._events.now, arrival.num_prompt_tokens, arrival.num_output_tokens)
         self.seen.append(seen)
         identities = arrival.blocks
         if not identities:

@@ -1,8 +1,9 @@
 """The best counts by window for arrivals that are known beforehand.
 
 Each round replays the arrivals with the counts so far. A window with less than GOOD of its requests good gets a worker,
-any other one loses a worker, unless it has failed with that number. Starts begin early enough. So the oracle has our
-workers, routers and start time, but no surprises: it bounds what any rule can reach, except within a window.
+any other one loses a worker, unless it has failed with that number. Prompts too long for the TTFT limit do not count.
+Starts begin early enough. So the oracle has our workers, routers and start time, but no surprises. Its counts are
+found, not proven to be the least.
 """
 
 import math
@@ -16,7 +17,7 @@ from benchmarks.elastic.outcome import between, good_share
 from benchmarks.elastic.replay import Replay, replay
 from benchmarks.elastic.sizers import Schedule, Sizer
 from benchmarks.elastic.step_times import StepTimes
-from benchmarks.elastic.work import work_s
+from benchmarks.elastic.work import alone_s, work_s
 
 GOOD = 0.99
 # Share of a worker's time that the first round fills.
@@ -56,7 +57,7 @@ def find_oracle(
         sizer = Schedule(windows.kind, schedule, setup.start_s)
         result = replay(arrivals, times, own, partial(_same, sizer), length_s)
         tried.append((result, counts))
-        following = _next(result, counts, failed, windows)
+        following = _next(result, times, counts, failed, windows)
         if following == counts:
             break
         counts = following
@@ -78,11 +79,13 @@ def _first(arrivals: Sequence[Arrival], times: StepTimes, count: int, windows: W
     return [min(windows.high, max(windows.low, number)) for number in wanted]
 
 
-def _next(result: Replay, counts: Sequence[int], failed: list[int], windows: Windows) -> list[int]:
+def _next(result: Replay, times: StepTimes, counts: Sequence[int], failed: list[int], windows: Windows) -> list[int]:
     following = []
     for number, count in enumerate(counts):
         begin = number * windows.window_s
-        share = good_share(between(result.requests, begin, begin + windows.window_s), result.limits)
+        arrived = between(result.requests, begin, begin + windows.window_s)
+        hopeful = [seen for seen in arrived if alone_s(times, seen.num_prompt_tokens) <= result.limits.ttft_s]
+        share = good_share(hopeful, result.limits)
         if share < GOOD:
             failed[number] = max(failed[number], count)
             following.append(min(windows.high, count + 1))

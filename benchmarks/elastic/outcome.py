@@ -28,6 +28,7 @@ class Seen:
     """
 
     at: float
+    num_prompt_tokens: int
     num_output_tokens: int
     ttft_s: float | None = None
     num_gaps: int = 0

@@ -12,8 +12,14 @@ BATCH = 32
 def work_s(arrival: Arrival, times: StepTimes) -> float:
     """Returns the time of its prompt alone, and its share of decode steps."""
     num_tokens, num_output = arrival.num_prompt_tokens, arrival.num_output_tokens
-    prompt_s = times.prefill(num_tokens, num_tokens * num_tokens / 2)
-    return prompt_s + num_output * (times.decode[BATCH] / BATCH + times.kv_token_s * (num_tokens + num_output / 2))
+    return alone_s(times, num_tokens) + num_output * (
+        times.decode[BATCH] / BATCH + times.kv_token_s * (num_tokens + num_output / 2)
+    )
+
+
+def alone_s(times: StepTimes, num_tokens: int) -> float:
+    """Returns the time of a prompt at an idle worker, in one forward pass."""
+    return times.prefill(num_tokens, num_tokens * num_tokens / 2)
 
 
 def worker_rate(requests: Sequence[Arrival], times: StepTimes) -> float:
