@@ -248,8 +248,10 @@ class NodePlacement:
             self._take_room(name, address, ids.get(address))
 
     def release(self, names: Sequence[str]) -> None:
+        """Takes back the requests of processes; those that were never reserved have none."""
         for name in names:
-            remove_placement_group(self._processes.pop(name).group)
+            if (process := self._processes.pop(name, None)) is not None:
+                remove_placement_group(process.group)
 
     def release_others(self, names: Collection[str]) -> None:
         """Takes back the requests of workers that an earlier supervisor had only reserved."""

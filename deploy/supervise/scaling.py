@@ -169,9 +169,12 @@ def join_steps(
     waiting = list(plans)
     if not waiting:
         return
-    cluster.reserve(waiting)
     began, has_said = time.monotonic(), False
     try:
+        try:
+            cluster.reserve(waiting)
+        except RayError as error:
+            raise ChangeError(f"Ray reserves no room: {error}") from error
         while waiting:
             if placed := _placed(cluster, waiting):
                 waiting = [name for name in waiting if name not in placed]

@@ -294,6 +294,20 @@ def test_without_an_autoscaler_lost_room_is_an_error(clock: Clock) -> None:
     assert "no room any more for {CPU: 1, GPU: 1}" in made.job.error and fake.reserved == []
 
 
+def test_a_failing_ray_ends_the_change_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+
+    def fail(names: Sequence[str]) -> None:
+        fake.reserved.append(names[0])
+        raise RayError("its GCS is away")
+
+    monkeypatch.setattr(fake, "reserve", fail)
+    made = change(fake, ["d1", "d2"])
+    turns(made)
+    assert made.job.error == "Ray reserves no room: its GCS is away; the cluster is as it was before"
+    assert fake.reserved == [] and fake.worker_names == ["p0", "p1", "d0"]
+
+
 def test_workers_that_are_all_alike_are_not_mixed_with_others() -> None:
     nobody: dict[WorkerKind, int] = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
     check_kinds({"any": 2}, nobody | {"any": 3})
