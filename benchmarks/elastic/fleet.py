@@ -25,8 +25,6 @@ from tandem.router.workers.objectives import Objectives
 
 ROLES = {"any": "both", "both": "both", "prefill": "prefill", "decode": "decode"}
 SizerMaker = Callable[[Callable[[], float]], Sizer]
-# Routers give no work to workers that are not planned; an empty plan would mean that all are.
-NOBODY = {"nobody": "both"}
 # Longer than real ones, to save time; both are within the routers' patience.
 BEAT_S = 1.0
 WATCH_S = 1.0
@@ -261,7 +259,7 @@ class Fleet:
 
     def _plan(self) -> dict[str, int]:
         """Tells the routers the planned workers. Returns the requests left on each leaving one."""
-        planned = {life.name: ROLES[life.kind] for life in self._lives.values() if life.state != "leaving"} or NOBODY
+        planned = {life.name: ROLES[life.kind] for life in self._lives.values() if life.state != "leaving"}
         left: Counter[str] = Counter()
         for router in self.routers:
             left.update(router.set_workers(planned))

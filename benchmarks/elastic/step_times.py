@@ -5,23 +5,9 @@ from bisect import bisect_left
 from tandem.deploy.estimate.gpus import GPUS, Gpu
 from tandem.deploy.estimate.worker import Worker
 from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
-from tandem.engine.models.config import ModelConfig
 from tandem.messages import ForwardTimes
+from tests.fakes.model_shapes import LLAMA_8B
 
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_q_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    rope_theta=500_000.0,
-    max_position_embeddings=131_072,
-    tie_word_embeddings=False,
-)
 # Seconds of a handover besides its last chunk's copies (router/workers/rates.py).
 HANDOVER_S = 3e-3
 # Chunks above the largest graph, and forward passes without decoding, are looked up at this distance.

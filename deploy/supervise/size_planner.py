@@ -36,6 +36,7 @@ from tandem.deploy.supervise.measured_load import MeasuredLoad
 from tandem.deploy.supervise.worker_needs import WorkerNeeds, layout_of
 from tandem.forward_times import START_TIMES
 from tandem.messages import ForwardTimes
+from tandem.router.worker_wait import UNKNOWN_START_S
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
 
@@ -48,8 +49,7 @@ EASED_S = 3600.0
 SAME_RATE = 1.25
 SETTLE_S = 20.0
 SLACK = 1.1
-# Seconds of a start before one was measured, and multiple of a start after which it keeps no other from leaving.
-UNKNOWN_START_S = 60.0
+# Multiple of a start after which it keeps no other from leaving.
 OVERDUE = 3.0
 # Least time to clear a queue in, in seconds.
 CLEAR_S = 10.0

@@ -15,14 +15,13 @@ from tandem.deploy.config.bounds import SIZED_KINDS, Bounds, SizedKind
 from tandem.deploy.errors import ClusterError
 from tandem.deploy.supervise.change import Change
 from tandem.deploy.supervise.size_planner import SizePlanner, SizeReport
+from tandem.router.worker_wait import UNKNOWN_START_S
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.sizes import ClusterSize, KindSize
 
 logger = logging.getLogger(__name__)
 
 PLAN_INTERVAL_S = 0.5
-# Start time before the first measurement.
-GUESSED_START_S = 60.0
 # Interval between looks for room while there is none.
 ROOM_INTERVAL_S = 5.0
 # Delay of the next start after one failed start, and after several in a row.
@@ -186,7 +185,7 @@ class Sizing:
         }
 
     def _start_s(self, kind: SizedKind) -> float:
-        return self._cluster.start_s.get(kind, GUESSED_START_S)
+        return self._cluster.start_s.get(kind, UNKNOWN_START_S)
 
     def _counts(self, kind: SizedKind) -> tuple[int, int, int]:
         """Returns the numbers of ready, starting and leaving processes; one that is restarted counts as starting."""

@@ -8,7 +8,6 @@ from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.supervise.change import Change, ChangeError, ChangeJob
 from tandem.deploy.supervise.size_planner import SizePlanner, SizeReport
 from tandem.deploy.supervise.sizing import (
-    GUESSED_START_S,
     LATER_RETRY_S,
     PLAN_INTERVAL_S,
     RETRY_S,
@@ -16,6 +15,7 @@ from tandem.deploy.supervise.sizing import (
     Sizing,
     name_of,
 )
+from tandem.router.worker_wait import UNKNOWN_START_S
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.sizes import ClusterSize
 from tests.fakes.clock import FakeClock
@@ -129,7 +129,7 @@ class Fake:
 
 def test_workers_are_started_to_the_target_and_their_start_is_measured(caplog: pytest.LogCaptureFixture) -> None:
     fake = Fake()
-    assert fake.size().kinds["any"].start_s == GUESSED_START_S
+    assert fake.size().kinds["any"].start_s == UNKNOWN_START_S
     fake.turn(3)
     assert fake.counts() == (1, 2, 0) and list(fake.loading) == ["worker-1", "worker-2"]
     fake.turn(4)
