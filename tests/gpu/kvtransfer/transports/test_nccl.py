@@ -251,7 +251,7 @@ def test_dead_peer_is_noticed_and_replaced(workers: list[Worker], dies: str) -> 
         before = left.ask("digests")
         time.sleep(0.5)
         assert left.ask("digests") == before
-    workers[number] = Worker(str(number))
+    workers[number] = Worker(number)
     sender, receiver = workers
     link(sender, receiver)
     push_all(sender, receiver, [([1, 2, 3], [300, 301, 302])])
