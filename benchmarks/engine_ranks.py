@@ -10,6 +10,8 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.ranks.follower import FollowerLoop
 from tandem.engine.ranks.recorder import ForwardRecorder
+from tandem.garbage import collect_seldom, freeze_objects
+from tandem.timer_slack import sleep_exactly
 from tandem.worker.base import WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.processes import RankProcesses
@@ -53,6 +55,10 @@ def follow(seat: Seat) -> None:
     config = seat.order.worker.engine
     use_device(config.device, seat.order.ranks)
     engine = build_engine(config, NAME, lambda doing: None, seat.group)
+    # As in a worker's follower.
+    freeze_objects()
+    collect_seldom()
+    sleep_exactly()
     FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
 
 
