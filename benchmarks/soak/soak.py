@@ -40,6 +40,7 @@ class Settings:
     num_routers: int = 2
     num_threads: int = 6
     seed: int = 0
+    is_elastic: bool = False
     out: Path | None = None
 
 
@@ -80,7 +81,13 @@ def _soak(cluster: SoakedCluster, settings: Settings, say: Callable[[str], None]
             troubles = confirm_firsts(clients.ask(("cases",)), judge)
         say("transformers has been asked")
         sampler = Sampler(cluster, USUAL)
-        faults = Faults(cluster, settings.num_routers, lambda: _rest(cluster, clients), say)
+        faults = Faults(
+            cluster,
+            settings.num_routers,
+            lambda: _rest(cluster, clients),
+            say,
+            is_elastic=settings.is_elastic,
+        )
         began = time.monotonic()
         sampler.start()
         try:
