@@ -156,7 +156,13 @@ def _prompts(model_dir: Path) -> tuple[list[list[int]], list[str]]:
 
 def _write_samples(path: Path, sampler: Sampler) -> None:
     lives = [
-        {"kind": life.kind, "pid": life.process.pid, "times_s": life.times_s, "values": life.values}
+        {
+            "kind": life.kind,
+            "pid": life.process.pid,
+            "times_s": life.times_s,
+            "are_usual": life.are_usual,
+            "values": life.values,
+        }
         for life in (*sampler.lives.values(), sampler.host)
     ]
     path.write_text(json.dumps(lives) + "\n")
