@@ -74,13 +74,13 @@ def _processes(growths: Sequence[Growth]) -> Table:
     table = Table(title="Growth per hour, by kind of process, with its 95 % interval")
     for column in ("process", "value"):
         table.add_column(column)
-    for column in ("lives", "last", "slope/h", "interval", "bound", ""):
+    for column in ("lives", "last", "slope/h", "interval", "bound", "resolution", ""):
         table.add_column(column, justify="right")
     for growth in growths:
         slope = growth.slope
         bound = "" if growth.bound is None else f"{growth.bound:g}"
         if slope is None:
-            cells = ("0", f"{growth.last:,.1f}", "", "", bound, "too short")
+            cells = ("0", f"{growth.last:,.1f}", "", "", bound, "", "too short")
         else:
             cells = (
                 str(slope.num_lives),
@@ -88,6 +88,7 @@ def _processes(growths: Sequence[Growth]) -> Table:
                 f"{slope.per_hour:+,.2f}",
                 f"{slope.low:+,.2f} to {slope.high:+,.2f}",
                 bound,
+                "" if growth.resolution is None else f"{growth.resolution:.1f}",
                 "" if growth.bound is None else "flat" if growth.is_flat else "GROWS",
             )
         table.add_row(growth.kind, growth.value, *cells)

@@ -40,6 +40,7 @@ class Settings:
     num_routers: int = 2
     num_threads: int = 6
     seed: int = 0
+    is_elastic: bool = False
     out: Path | None = None
 
 
@@ -80,7 +81,13 @@ def _soak(cluster: SoakedCluster, settings: Settings, say: Callable[[str], None]
             troubles = confirm_firsts(clients.ask(("cases",)), judge)
         say("transformers has been asked")
         sampler = Sampler(cluster, USUAL)
-        faults = Faults(cluster, settings.num_routers, lambda: _rest(cluster, clients), say)
+        faults = Faults(
+            cluster,
+            settings.num_routers,
+            lambda: _rest(cluster, clients),
+            say,
+            is_elastic=settings.is_elastic,
+        )
         began = time.monotonic()
         sampler.start()
         try:
@@ -149,7 +156,13 @@ def _prompts(model_dir: Path) -> tuple[list[list[int]], list[str]]:
 
 def _write_samples(path: Path, sampler: Sampler) -> None:
     lives = [
-        {"kind": life.kind, "pid": life.process.pid, "times_s": life.times_s, "values": life.values}
+        {
+            "kind": life.kind,
+            "pid": life.process.pid,
+            "times_s": life.times_s,
+            "are_usual": life.are_usual,
+            "values": life.values,
+        }
         for life in (*sampler.lives.values(), sampler.host)
     ]
     path.write_text(json.dumps(lives) + "\n")
