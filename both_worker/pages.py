@@ -43,7 +43,7 @@ class SharedPages(PromptPages):
         goes_elsewhere = self._goes_elsewhere(queued)
         ceiling = self._bound_elsewhere if goes_elsewhere else None
         # Reserve growth of running requests: otherwise a new request is given back for it.
-        handle = self._lock(queued, num_reserved=self._decode.num_running, ceiling=ceiling)
+        handle = self._lock(queued, num_reserved=self._decode.num_reserved, ceiling=ceiling)
         if handle is not None:
             self._has_started = True
         elif goes_elsewhere and not self._bound_elsewhere.fits((), self._cache.num_pages_for(len(queued.token_ids))):

@@ -3,10 +3,24 @@
 from dataclasses import dataclass
 
 from tandem.config import require, require_positive
+from tandem.decode_worker.drafters.table import DRAFTERS
+from tandem.options import option
+
+NO_SPECULATION = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    speculation: str = option(
+        NO_SPECULATION,
+        "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens",
+        choices=(NO_SPECULATION, *DRAFTERS.names),
+        detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig:
+class DecodeConfig(DecodeOptions):
     """Options of the decode scheduler.
 
     Attributes:
@@ -15,7 +29,7 @@ class DecodeConfig:
         admit_grace_s: time for which a LeaseRequest waits for its Admit, and a restarted request's place is held.
         max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
         max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
-        overlap: launch a step before the previous tokens are known, on an asynchronous engine.
+        overlap: launch a step before the previous tokens are known, on an asynchronous engine without speculation.
     """
 
     max_batch_size: int = 64
@@ -28,3 +42,4 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s", "max_waiting")
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
+        DRAFTERS.check("speculation", self.speculation, besides=(NO_SPECULATION,))

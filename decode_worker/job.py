@@ -1,11 +1,22 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.decode_worker.drafters.base import Drafter
+from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.kvcache.cache_manager import PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import NO_HITS, Moment, TierHits
 from tandem.priority import virtual_arrival_ns
 from tandem.sampling_params import TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class JobDrafts:
+    """What drafting keeps for one request. Attributes: matcher: None without a grammar, or before the first draft."""
+
+    drafter: Drafter
+    matcher: DraftMatcher | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -19,6 +30,8 @@ class DecodeJob:
         prefill_loaded: those at the prefill worker that a prefetch loaded.
         moments: moments not sent to the router.
         has_ended: tokens of steps in flight are dropped.
+        client: takes turns with other clients at the compilers of grammars.
+        drafts: None before the first draft.
     """
 
     request_id: str
@@ -36,6 +49,8 @@ class DecodeJob:
     prefill_loaded: TierHits = NO_HITS
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
+    client: str = ""
+    drafts: JobDrafts | None = None
 
     @property
     def queue_key(self) -> tuple[int, str]:
@@ -67,12 +82,30 @@ class DecodeJob:
         sequence = self.sequence
         return sequence.sampling.finish_reason(sequence.token_ids[-1], self.num_outputs, sequence.stop_token_ids)
 
-    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        self.sequence.num_pending -= 1
-        self.sequence.token_ids.append(token_id)
-        self.unsent.append(token_id)
-        if logprobs is not None:
-            self.unsent_logprobs.append(logprobs)
+    def take(self, sampled: Sequence[tuple[int, TokenLogprobs | None]]) -> int:
+        """Takes a step's tokens up to the first that differs from its draft or ends the output.
+
+        Args:
+            sampled: the tokens behind the last one and behind each draft.
+
+        Returns:
+            The number of accepted drafts.
+        """
+        sequence = self.sequence
+        sequence.num_pending -= 1
+        drafts = sequence.draft_ids
+        num_accepted = 0
+        for token_id, logprobs in sampled:
+            sequence.token_ids.append(token_id)
+            self.unsent.append(token_id)
+            if logprobs is not None:
+                self.unsent_logprobs.append(logprobs)
+            if num_accepted == len(drafts) or token_id != drafts[num_accepted] or self.finish_reason():
+                break
+            num_accepted += 1
+        if drafts:
+            sequence.accept_drafts(num_accepted)
+        return num_accepted
 
     def stamp(self, moment: str) -> None:
         self.moments.append(Moment(moment, now_ns()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.config import DEVICES, ROLES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
@@ -184,6 +184,15 @@ class ClusterConfig(ClusterOptions):
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
         self._check_ranks()
+        if self.speculation != NO_SPECULATION:
+            require(
+                self.device == "cpu",
+                f"speculation {self.speculation} is for device cpu until its GPU kernels are there: leave it out",
+            )
+            require(
+                self.max_degree == 1,
+                f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
+            )
 
     def _check_ranks(self) -> None:
         for name, role in (("prefill_tp", "prefill"), ("decode_tp", "decode")):
@@ -413,7 +422,7 @@ class ClusterConfig(ClusterOptions):
             },
         )
         prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
-        decode = {"max_batch_size": max_batch_size, "overlap": overlap}
+        decode = _values(self, DecodeOptions) | {"max_batch_size": max_batch_size, "overlap": overlap}
         is_auto = self.transport == transports.AUTO
         candidates = transports.TRANSPORTS.for_device(self.device) if is_auto else (self.transport,)
         return WorkerPlan(

@@ -410,7 +410,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ..., follower_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s", "num_queued_tokens")
+    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s", "num_queued_tokens", "drafted")
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +430,7 @@ class WorkerStats(_message.Message):
     PREFIX_PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOAD_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     num_queued: int
     num_running: int
     num_total_pages: int
@@ -449,7 +450,20 @@ class WorkerStats(_message.Message):
     prefix_peer_tokens: int
     load_token_s: _containers.RepeatedScalarFieldContainer[float]
     num_queued_tokens: int
-    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...
+    drafted: _containers.RepeatedCompositeFieldContainer[Drafted]
+    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ..., num_queued_tokens: _Optional[int] = ..., drafted: _Optional[_Iterable[_Union[Drafted, _Mapping]]] = ...) -> None: ...
+
+class Drafted(_message.Message):
+    __slots__ = ("source", "num_proposals", "num_tokens", "num_accepted")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    num_proposals: int
+    num_tokens: int
+    num_accepted: int
+    def __init__(self, source: _Optional[str] = ..., num_proposals: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
 
 class ForwardTimes(_message.Message):
     __slots__ = ("prefill_s", "prompt_token_s", "attended_token_s", "step_s", "request_s", "kv_token_s", "gap_beside_prompts_s")

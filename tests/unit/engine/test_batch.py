@@ -50,7 +50,7 @@ def test_mixed_batch_begins_with_decoded_sequences(output: ForwardOutput) -> Non
     assert (batch.mode, batch.decoded, batch.prompts) == ("mixed", decoded, [chunk, last])
     assert batch.input_ids(CPU, torch.tensor([70, 80])).tolist() == [80, 4, 10, 11, 22, 23]
     assert batch.positions(CPU).tolist() == [2, 1, 0, 1, 2, 3]
-    assert (batch.logits_rows(), batch.sampled_sequences()) == ([0, 1, 5], [*decoded, last])
+    assert (batch.logits_rows(), batch.sampled_rows()) == ([0, 1, 5], [*decoded, last])
     assert (batch.num_tokens, batch.num_prompt_tokens()) == (6, 4)
 
 

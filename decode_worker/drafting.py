@@ -1,0 +1,85 @@
+"""Speculation: drafts of a decode step's requests, and their counts."""
+
+from collections.abc import Sequence
+
+from tandem.decode_worker.drafters.table import DRAFTERS
+from tandem.decode_worker.job import DecodeJob, JobDrafts
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import Drafted
+
+# Drafts of a request in a step at most.
+MAX_DRAFTS = 4
+
+
+class Drafting:
+    """Gives the jobs of a step drafts.
+
+    Attributes:
+        counts: since the start.
+    """
+
+    def __init__(self, source: str, engine: EngineBase, cache: CacheManager) -> None:
+        """Args: source: a name in DRAFTERS, or a drafter's import path."""
+        self._source = source
+        self._drafter = DRAFTERS.load(source)
+        self._engine = engine
+        self._cache = cache
+        self._num_proposals = self._num_drafted = self._num_accepted = 0
+
+    @property
+    def counts(self) -> Drafted:
+        return Drafted(self._source, self._num_proposals, self._num_drafted, self._num_accepted)
+
+    def num_reserved(self, running: Sequence[DecodeJob]) -> int:
+        """Returns the pages to leave for the next tokens of running requests. One with a spare page needs none."""
+        num_pages_for = self._cache.num_pages_for
+        return sum(len(job.handle.page_ids) <= num_pages_for(len(job.sequence.token_ids)) for job in running)
+
+    def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
+        """
+        Args:
+            jobs: of the step, each with a page for its next token. The host knows all their tokens.
+            may_grow: whether drafts may take free pages.
+        """
+        num_reserved = self.num_reserved(running)
+        for job in jobs:
+            sequence = job.sequence
+            # The last token of an output needs no draft: the step before it samples it.
+            max_tokens = min(MAX_DRAFTS, sequence.sampling.max_tokens - job.num_outputs - 1)
+            if max_tokens <= 0:
+                continue
+            if job.drafts is None:
+                job.drafts = JobDrafts(self._drafter())
+            drafts = self._until_stop(job, job.drafts.drafter.propose(sequence.token_ids, max_tokens))
+            if not drafts:
+                continue
+            num_tokens = sequence.cached_len + 1 + len(drafts)
+            room = len(job.handle.page_ids) * self._cache.page_size
+            if may_grow and num_tokens > room:
+                room = self._cache.grow_into_free_pages(job.handle, num_tokens, num_reserved=num_reserved)
+            drafts = drafts[: room - sequence.cached_len - 1]
+            if drafts and sequence.constraint is not None:
+                drafts = self._within_grammar(job, job.drafts, drafts)
+            if drafts:
+                sequence.draft_ids = drafts
+                self._num_proposals += 1
+                self._num_drafted += len(drafts)
+
+    def accepted(self, num_accepted: int) -> None:
+        self._num_accepted += num_accepted
+
+    def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
+        """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""
+        stops = job.sequence.stop_token_ids
+        return next((drafts[:place] for place, draft in enumerate(drafts) if draft in stops), drafts)
+
+    def _within_grammar(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> Sequence[int]:
+        sequence = job.sequence
+        if of_job.matcher is None:
+            of_job.matcher = self._engine.draft_matcher(sequence.sampling.grammar, job.client)
+            if of_job.matcher is None:
+                return ()
+        outputs = sequence.token_ids[sequence.prompt_len :]
+        sequence.draft_masks = of_job.matcher.check(outputs, drafts, sequence.sampling.stop_token_ids)
+        return drafts[: len(sequence.draft_masks)]
