@@ -70,9 +70,7 @@ class DraftMatcher:
         self.has_failed = matcher.try_consume_tokens(list(new)) < len(new)
         return not self.has_failed and self._num_followed == len(output_ids)
 
-    def _masks(
-        self, matcher: LLMatcher, draft_ids: Sequence[int], end_ids: Sequence[int], began: float
-    ) -> list[Mask]:
+    def _masks(self, matcher: LLMatcher, draft_ids: Sequence[int], end_ids: Sequence[int], began: float) -> list[Mask]:
         masks: list[Mask] = []
         num_consumed = 0
         for draft_id in draft_ids:

@@ -7,7 +7,9 @@ from tandem.messages import WorkerStats
 from tandem.worker.forward_timer import ForwardTimer
 
 # All other fields are counts and are summed, so a scheduler's new counter needs no change here.
-_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times", "load_token_s", "drafted"))
+_COUNTS = tuple(
+    f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times", "load_token_s", "drafted")
+)
 _counts_of = attrgetter(*_COUNTS)
 
 

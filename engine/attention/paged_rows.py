@@ -75,9 +75,7 @@ class PagedRows:
             return BatchRows(rows, mask, rows.gather(1, lengths - 1).flatten(), None)
         return self._with_drafts(sequences, rows, mask)
 
-    def _with_drafts(
-        self, sequences: Sequence[TokenSequence], rows: torch.Tensor, mask: torch.Tensor
-    ) -> BatchRows:
+    def _with_drafts(self, sequences: Sequence[TokenSequence], rows: torch.Tensor, mask: torch.Tensor) -> BatchRows:
         num_new = [s.extend_len for s in sequences]
         num_queries = max(num_new)
         firsts = [0, *accumulate(num_new[:-1])]

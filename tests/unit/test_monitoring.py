@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
-from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.messages import Drafted, Heartbeat, Shipped, WorkerStats
 from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
@@ -48,7 +48,7 @@ def router_exposition() -> bytes:
 
 def exported() -> dict[str, dict[str, set[str]]]:
     """Return the names of all samples, with their labels and values."""
-    stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),))
+    stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),), drafted=(Drafted("ngram", 0, 0, 0),))
     experts = ExpertBalance(ExpertCounts(range(2), 4, 2, torch.device("cpu")))
     # Frontends add their metrics when the application is made.
     texts = [exposition.decode() for exposition in (router_exposition(), new_metrics().exposition())]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 
-from tandem.engine import grammar_compilers, grammars as module
+from tandem.engine import grammar_compilers
+from tandem.engine import grammars as module
 from tandem.engine.grammars import Constraint, Grammars
 from tandem.router.text.grammar_check import translate
 from tests.fakes.tokenizer_files import byte_level, save
