@@ -54,6 +54,20 @@ def test_mixed_batch_begins_with_decoded_sequences(output: ForwardOutput) -> Non
     assert (batch.num_tokens, batch.num_prompt_tokens()) == (6, 4)
 
 
+def test_drafts_are_computed_behind_the_last_token() -> None:
+    drafting, plain = TokenSequence([1, 2, 3], 1, [0], cached_len=2), sequence([4, 5], num_pending=0)
+    drafting.draft_ids = (6, 7)
+    drafting.extend(3)
+    batch = Batch("decode", [drafting, plain])
+    assert batch.input_ids(CPU).tolist() == [3, 6, 7, 5]
+    assert batch.positions(CPU).tolist() == [2, 3, 4, 1]
+    assert batch.logits_rows() == [0, 1, 2, 3]
+    first, second, third, last = batch.sampled_rows()
+    assert [row.length for row in (first, second, third, last)] == [3, 4, 5, 2]
+    assert (second.token_ids, third.known_ids().tolist()) == ([1, 2, 3, 6], [1, 2, 3, 6, 7])
+    assert (batch.num_tokens, batch.num_decoded_tokens, batch.num_prompt_tokens()) == (4, 4, 0)
+
+
 def test_a_batch_of_one_kind_is_not_mixed() -> None:
     one, prompt = sequence([4, 5], num_pending=0), TokenSequence([1, 2], 2, [0])
     prompt.extend(2)
