@@ -1,5 +1,6 @@
 """Speculation: drafts of a decode step's requests, and their counts."""
 
+import time
 from collections.abc import Sequence
 
 from tandem.decode_worker.drafters.table import DRAFTERS
@@ -10,6 +11,8 @@ from tandem.messages import Drafted
 
 # Drafts of a request in a step at most.
 MAX_DRAFTS = 4
+# For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
+MAX_GRAMMAR_CPU_S = 0.01
 
 
 class Drafting:
@@ -26,6 +29,7 @@ class Drafting:
         self._engine = engine
         self._cache = cache
         self._num_proposals = self._num_drafted = self._num_accepted = 0
+        self._grammar_cpu_s = 0.0
 
     @property
     def counts(self) -> Drafted:
@@ -43,6 +47,7 @@ class Drafting:
             may_grow: whether drafts may take free pages.
         """
         num_reserved = self.num_reserved(running)
+        self._grammar_cpu_s = 0.0
         for job in jobs:
             sequence = job.sequence
             # The last token of an output needs no draft: the step before it samples it.
@@ -75,6 +80,9 @@ class Drafting:
         return next((drafts[:place] for place, draft in enumerate(drafts) if draft in stops), drafts)
 
     def _within_grammar(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> Sequence[int]:
+        if self._grammar_cpu_s > MAX_GRAMMAR_CPU_S:
+            return ()
+        began = time.thread_time()
         sequence = job.sequence
         if of_job.matcher is None:
             of_job.matcher = self._engine.draft_matcher(sequence.sampling.grammar, job.client)
@@ -82,4 +90,5 @@ class Drafting:
                 return ()
         outputs = sequence.token_ids[sequence.prompt_len :]
         sequence.draft_masks = of_job.matcher.check(outputs, drafts, sequence.sampling.stop_token_ids)
+        self._grammar_cpu_s += time.thread_time() - began
         return drafts[: len(sequence.draft_masks)]

@@ -82,7 +82,12 @@ class DecodeJob:
         sequence = self.sequence
         return sequence.sampling.finish_reason(sequence.token_ids[-1], self.num_outputs, sequence.stop_token_ids)
 
-    def take(self, sampled: Sequence[tuple[int, TokenLogprobs | None]]) -> int:
+    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Takes the token of a step without drafts."""
+        self.sequence.num_pending -= 1
+        self._append(token_id, logprobs)
+
+    def take_drafted(self, sampled: Sequence[tuple[int, TokenLogprobs | None]]) -> int:
         """Takes a step's tokens up to the first that differs from its draft or ends the output.
 
         Args:
@@ -96,16 +101,18 @@ class DecodeJob:
         drafts = sequence.draft_ids
         num_accepted = 0
         for token_id, logprobs in sampled:
-            sequence.token_ids.append(token_id)
-            self.unsent.append(token_id)
-            if logprobs is not None:
-                self.unsent_logprobs.append(logprobs)
+            self._append(token_id, logprobs)
             if num_accepted == len(drafts) or token_id != drafts[num_accepted] or self.finish_reason():
                 break
             num_accepted += 1
-        if drafts:
-            sequence.accept_drafts(num_accepted)
+        sequence.accept_drafts(num_accepted)
         return num_accepted
+
+    def _append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        self.sequence.token_ids.append(token_id)
+        self.unsent.append(token_id)
+        if logprobs is not None:
+            self.unsent_logprobs.append(logprobs)
 
     def stamp(self, moment: str) -> None:
         self.moments.append(Moment(moment, now_ns()))

@@ -88,8 +88,13 @@ class DecodeStep(ForwardPart):
         going_on: list[DecodeJob] = []
         sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
         for job, num_rows in zip(self.jobs, self._num_rows, strict=True):
-            rows = tuple(islice(sampled, num_rows))
-            if not job.has_ended:
-                self.num_accepted += job.take(rows)
-                going_on.append(job)
+            first = next(sampled)
+            behind_drafts = [*islice(sampled, num_rows - 1)] if num_rows > 1 else []
+            if job.has_ended:
+                continue
+            if behind_drafts:
+                self.num_accepted += job.take_drafted([first, *behind_drafts])
+            else:
+                job.take(*first)
+            going_on.append(job)
         return going_on

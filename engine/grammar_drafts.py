@@ -13,9 +13,9 @@ from llguidance import LLMatcher
 
 from tandem.engine.grammar_compilers import CompiledGrammar
 
-# Output tokens to consume in a step at most, 10 us each.
-MAX_FOLLOWED = 64
-# Drafting ends at the second check in a row whose masks take longer, in seconds of a processor.
+# For the output that is new, and for the masks of a check, in seconds of a processor. A token takes about 10 us, a mask
+# mostly less than 100 us. The output is followed over several steps; drafting ends at the second check in a row whose
+# masks take longer.
 MAX_CPU_S = 0.005
 
 Mask = np.ndarray[Any, np.dtype[np.int32]]
@@ -65,10 +65,15 @@ class DraftMatcher:
 
     def _follow(self, matcher: LLMatcher, output_ids: Sequence[int]) -> bool:
         """Returns whether the matcher has consumed all output."""
-        new = output_ids[self._num_followed : self._num_followed + MAX_FOLLOWED]
-        self._num_followed += len(new)
-        self.has_failed = matcher.try_consume_tokens(list(new)) < len(new)
-        return not self.has_failed and self._num_followed == len(output_ids)
+        began = time.thread_time()
+        for token_id in output_ids[self._num_followed :]:
+            if matcher.try_consume_tokens([token_id]) != 1:
+                self.has_failed = True
+                return False
+            self._num_followed += 1
+            if time.thread_time() - began > MAX_CPU_S:
+                break
+        return self._num_followed == len(output_ids)
 
     def _masks(self, matcher: LLMatcher, draft_ids: Sequence[int], end_ids: Sequence[int], began: float) -> list[Mask]:
         masks: list[Mask] = []

@@ -35,7 +35,7 @@ SAMPLING: Sequence[dict[str, Any]] = (
 # Returns the output of a prompt and sampling parameters.
 Expect = Callable[[list[int], dict[str, Any]], list[int]]
 TEXT_PROMPTS = (
-    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n# The same two functions again:\n\ndef",
+    "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n# The same two again:\n\ndef",
     '[{"name": "Ada", "born": 1815}, {"name": "Alan", "born": 1912}]\n[{"name": "Ada", "born": 1815}, {"name":',
 )
 

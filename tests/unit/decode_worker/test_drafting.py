@@ -115,7 +115,7 @@ def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine
         job = jobs.add(3, SamplingParams(6))
     jobs.draft()
     job.sequence.num_pending = 1
-    assert job.take([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
+    assert job.take_drafted([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
     jobs.drafting.accepted(2)
     counts = jobs.drafting.counts
     assert (counts.source, counts.num_proposals, counts.num_tokens, counts.num_accepted) == (source, 2, 8, 2)
@@ -141,7 +141,7 @@ def test_tokens_up_to_the_first_mismatch_count(
     assert sequence.needs_logits and (sequence.device_len, sequence.length) == (6, 3)
     sequence.complete_extend()
     sequence.num_pending = 1
-    assert job.take([(token_id, None) for token_id in sampled]) == num_accepted
+    assert job.take_drafted([(token_id, None) for token_id in sampled]) == num_accepted
     assert sequence.token_ids[3:] == job.unsent == output
     assert sequence.cached_len == sequence.device_len == len(sequence.token_ids) - 1
     assert not sequence.draft_ids and job.finish_reason() == ("stop" if 50 in output else "")

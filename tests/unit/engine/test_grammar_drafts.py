@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher
 
 from tandem.engine import grammar_drafts
-from tandem.engine.grammar_drafts import MAX_FOLLOWED, DraftMatcher
+from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.grammars import Constraint, Grammars
 from tests.fakes.tokenizer_files import byte_level, save
 from tests.unit.engine.test_grammars import END, OTHER_END, VOCAB_SIZE, output_of
@@ -58,11 +58,14 @@ def test_a_draft_that_leaves_nothing_to_follow_does_not_pass(grammars: Grammars)
     assert len(drafts.check([], output_of("ab"), ())) == 1
 
 
-def test_a_long_output_is_followed_over_several_steps(grammars: Grammars) -> None:
+def test_a_costly_output_is_followed_over_several_steps(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     _, drafts = ready(grammars, WORDS)
-    output = output_of("ab" * MAX_FOLLOWED)
-    assert drafts.check(output, output_of("ab"), ENDS) == []
-    assert len(drafts.check(output, output_of("ab"), ENDS)) == 2
+    output = output_of("abcd")
+    monkeypatch.setattr(grammar_drafts, "MAX_CPU_S", 0.0)
+    for _ in output[:-1]:
+        assert drafts.check(output, output_of("ab"), ENDS) == []
+    monkeypatch.undo()
+    assert len(drafts.check(output, output_of("ab"), ENDS)) == 2 and not drafts.has_failed
 
 
 def test_failure_ends_drafting_and_not_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
