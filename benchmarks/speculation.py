@@ -148,10 +148,12 @@ class Row:
         return self.rate / self.plain_rate
 
 
-def measure(engine: Engine, tokenizer: Tokenizer, batches: Sequence[int], max_tokens: int, end_id: int) -> list[Row]:
+def measure(
+    engine: Engine, tokenizer: Tokenizer, kinds: Sequence[str], batches: Sequence[int], max_tokens: int, end_id: int
+) -> list[Row]:
     rows = []
-    for kind, texts in PROMPTS.items():
-        chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in texts]
+    for kind in kinds:
+        chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in PROMPTS[kind]]
         prompts = [tokenizer.encode(chat).ids for chat in chats]
         for batch in batches:
             for temperature in TEMPERATURES:
@@ -208,6 +210,7 @@ def step_costs(engine: Engine, batches: Sequence[int], num_drafts: Sequence[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--kinds", nargs="+", default=[*PROMPTS], choices=PROMPTS, help="of requests")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="requests that run together")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--steps", type=int, default=24, help="steps of each measurement of a step's cost; 0: none")
@@ -216,7 +219,7 @@ def main() -> None:
     model_dir = resolve_model(args.model)
     engine = build_engine(EngineConfig(str(model_dir), num_pages=512, num_threads=1), "speculation", lambda doing: None)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    rows = measure(engine, tokenizer, args.batch, args.max_tokens, tokenizer.token_to_id("<|im_end|>"))
+    rows = measure(engine, tokenizer, args.kinds, args.batch, args.max_tokens, tokenizer.token_to_id("<|im_end|>"))
     columns = "requests", "batch", "temperature", "drafted a step", "accepted", "tokens a step", "tokens/CPU s", "ratio"
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|")

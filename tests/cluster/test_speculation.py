@@ -22,6 +22,7 @@ from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
 from tests.cluster.faults import LiveStream, QuickConfig, wait_whole
 
 LAYOUTS = {"1p1d": {"num_prefill": 1, "num_decode": 1}, "both": {"num_prefill": 0, "num_decode": 0, "num_both": 1}}
+VICTIMS = ("decode-0", "both-0")
 MAX_TOKENS = 48
 # Exact in the client's single and the sampler's double precision.
 SAMPLING: Sequence[dict[str, Any]] = (
@@ -53,7 +54,7 @@ def drafted(reports: dict[str, IntegrityReport]) -> tuple[int, int]:
     return sum(one.num_tokens for one in of_all), sum(one.num_accepted for one in of_all)
 
 
-def check(served: ServedCluster, prompts: Sequence[list[int]], expect: Expect) -> None:
+def check(served: ServedCluster, victim: str, prompts: Sequence[list[int]], expect: Expect) -> None:
     requests = [(prompt, {"seed": 2**40 + i, **SAMPLING[i % len(SAMPLING)]}) for i, prompt in enumerate(prompts)]
     wait_whole(served)
     for kills in (False, True):
@@ -63,7 +64,7 @@ def check(served: ServedCluster, prompts: Sequence[list[int]], expect: Expect) -
         ]
         if kills:
             assert streams[0].wait_tokens(5)
-            served.kill("decode-0" if served.cluster.config.num_decode else "both-0")
+            served.kill(victim)
         answers = [stream.finish() for stream in streams]
         if not kills:
             num_drafted, num_accepted = drafted(served.integrity())
@@ -82,7 +83,11 @@ def test_tokens_are_those_of_transformers(
     rng = random.Random(1)
     prompts = [(random_ids(rng, rng.randint(3, 9)) * 8)[:40] for _ in range(6)]
     config = [*layouts(tiny_config)][layout]
-    check(clusters.get(config), prompts, lambda prompt, sampling: tiny_oracle.sample(prompt, MAX_TOKENS, **sampling))
+
+    def expect(prompt_ids: list[int], sampling: dict[str, Any]) -> list[int]:
+        return tiny_oracle.sample(prompt_ids, MAX_TOKENS, **sampling)
+
+    check(clusters.get(config), VICTIMS[layout], prompts, expect)
 
 
 class Alone:
@@ -130,5 +135,5 @@ def test_smollm2_tokens_are_those_without_speculation(
     engine = build_engine(EngineConfig(str(smollm2_dir), num_pages=200, num_threads=1), "alone", lambda doing: None)
     expect = Alone(engine)
     config = [*layouts(replace(tiny_config, model=str(smollm2_dir)))][layout]
-    check(clusters.get(config), prompts, expect)
+    check(clusters.get(config), VICTIMS[layout], prompts, expect)
     engine.close()
