@@ -40,13 +40,21 @@ class Tape:
         return value % limit
 
 
-def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False, num_ranks: int = 1) -> Simulation:
+def run_schedule(
+    data: bytes,
+    asynchronous: bool = False,
+    two_way: bool = False,
+    num_ranks: int = 1,
+    *,
+    speculates: bool = False,
+) -> Simulation:
     """Run a schedule to its end.
 
     Args:
         asynchronous: forward passes overlap.
         two_way: workers prefill and decode, with links both ways.
         num_ranks: of each worker, which then are slower or faster than each other.
+        speculates: decode steps check drafts.
 
     Raises:
         AssertionError: a guarantee is broken.
@@ -98,6 +106,7 @@ def run_schedule(data: bytes, asynchronous: bool = False, two_way: bool = False,
         # Workers of several ranks.
         num_lanes=(1, 2, 3)[tape.draw(3)],
         num_ranks=num_ranks,
+        speculates=speculates,
     )
     while not tape.ended:
         _happen(simulation, tape, only_routers_fail, is_fast)
