@@ -149,7 +149,12 @@ class Row:
 
 
 def measure(
-    engine: Engine, tokenizer: Tokenizer, kinds: Sequence[str], batches: Sequence[int], max_tokens: int, end_id: int
+    engine: Engine,
+    tokenizer: Tokenizer,
+    kinds: Sequence[str],
+    batches: Sequence[int],
+    max_tokens: int,
+    ends: tuple[int, ...],
 ) -> list[Row]:
     rows = []
     for kind in kinds:
@@ -157,7 +162,7 @@ def measure(
         prompts = [tokenizer.encode(chat).ids for chat in chats]
         for batch in batches:
             for temperature in TEMPERATURES:
-                sampling = SamplingParams(max_tokens, temperature=temperature, seed=1, stop_token_ids=(end_id,))
+                sampling = SamplingParams(max_tokens, temperature=temperature, seed=1, stop_token_ids=ends)
                 plain, drafting_runs = [], []
                 for start in range(0, len(prompts), batch):
                     part = prompts[start : start + batch]

@@ -21,7 +21,10 @@ from tandem.v1.worker_pb2 import IntegrityReport
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
 from tests.cluster.faults import LiveStream, QuickConfig, wait_whole
 
-LAYOUTS = {"1p1d": {"num_prefill": 1, "num_decode": 1}, "both": {"num_prefill": 0, "num_decode": 0, "num_both": 1}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "1p1d": {"num_prefill": 1, "num_decode": 1},
+    "both": {"num_prefill": 0, "num_decode": 0, "num_both": 1},
+}
 VICTIMS = ("decode-0", "both-0")
 MAX_TOKENS = 48
 # Exact in the client's single and the sampler's double precision.
