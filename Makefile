@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Without bytecode files every process compiles our modules again, and a worker starts a third slower.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo serve monitor test test-full test-gpu test-clients bench-host bench-cpu bench-router lint format docs page-images proto clean
+.PHONY: demo serve monitor test test-full test-gpu test-clients bench-host bench-cpu bench-router soak lint format docs page-images proto clean
 
 # Check first: an environment of an old Python, or one without pip, would stay in the way.
 OLD_ENOUGH = { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed," \
@@ -71,6 +71,11 @@ bench-cpu: .venv/.dev
 
 bench-router: .venv/.dev
 	@$(BIN)/python -m benchmarks.router $(ARGS)
+
+# Two prefill and two decode workers under faults, every stream checked; MINUTES=5 for a first look (docs/soak.md).
+MINUTES ?= 60
+soak: .venv/.dev
+	@exec $(BIN)/python -m benchmarks.soak --minutes $(MINUTES) $(ARGS)
 
 lint: .venv/.dev
 	@$(BIN)/ruff check .

@@ -36,18 +36,20 @@ class Served:
     """A running cluster on free ports. Use as a context manager.
 
     Attributes:
+        name: for commands.
         ready_s: seconds from the process's start until it printed its address.
     """
 
     def __init__(self, flags: Sequence[str], log_dir: Path, start_timeout_s: float) -> None:
         """Args: flags: of `tandem serve`. Raises StartError."""
         self.log_dir = log_dir
+        self.name = f"bench-{secrets.token_hex(6)}"
         self.lines: list[str] = []
         began = time.monotonic()
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tandem.deploy.cli.main", "serve", *flags),
-                *("--name", f"bench-{secrets.token_hex(6)}", "--grpc-port", "0", "--http-port", "0"),
+                *("--name", self.name, "--grpc-port", "0", "--http-port", "0"),
                 *("--log-dir", str(log_dir)),
             ],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,5 @@
 from tandem.both_worker.handover import LocalHandover
+from tandem.both_worker.moves import StreamMoves
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill, Shipped
 from tandem.prefill_worker.base import Handover, HandoverResult
@@ -10,11 +11,18 @@ from tandem.worker.events import Event
 class ChoosingHandover(Handover):
     """Hands each job to this worker's decode scheduler or to another worker, as its request says."""
 
-    def __init__(self, worker_id: str, cache: CacheManager, here: LocalHandover, elsewhere: LinkHandover) -> None:
+    def __init__(
+        self, worker_id: str, cache: CacheManager, here: LocalHandover, elsewhere: LinkHandover, moves: StreamMoves
+    ) -> None:
+        """
+        Args:
+            moves: takes the results of its copies, which are handovers too.
+        """
         self._worker_id = worker_id
         self._cache = cache
         self._here = here
         self._elsewhere = elsewhere
+        self._moves = moves
 
     def continues_here(self, request: Prefill) -> bool:
         return self._of(request).continues_here(request)
@@ -52,7 +60,8 @@ class ChoosingHandover(Handover):
         self._elsewhere.go_on()
 
     def take_results(self) -> list[HandoverResult]:
-        return [*self._here.take_results(), *self._elsewhere.take_results()]
+        elsewhere = [result for result in self._elsewhere.take_results() if not self._moves.takes(result)]
+        return [*self._here.take_results(), *elsewhere]
 
     def _of(self, request: Prefill) -> Handover:
         return self._here if request.decode_worker_id == self._worker_id else self._elsewhere

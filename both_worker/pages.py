@@ -3,6 +3,7 @@ from tandem.engine.kvcache.cache_manager import CacheManager, PageHandle
 from tandem.engine.kvcache.page_ceiling import PageCeiling
 from tandem.prefill_worker.pages import PromptPages
 from tandem.prefill_worker.queued_request import QueuedRequest
+from tandem.worker.kept_pages import KeptPages
 
 
 class SharedPages(PromptPages):
@@ -15,13 +16,22 @@ class SharedPages(PromptPages):
     - A prompt waits for older queued leases, whose senders hold pages already. Younger leases overtake it a bounded
     number of times.
     - A prompt that waits for the ceiling of prompts bound elsewhere blocks no local one.
+    - A moving stream takes back the pages that it gave back, before all others.
+
+    Attributes:
+        bound_elsewhere: ceiling of the prompts bound for other workers.
     """
 
-    def __init__(self, cache: CacheManager, decode: DecodeScheduler, worker_id: str) -> None:
+    def __init__(self, cache: CacheManager, decode: DecodeScheduler, worker_id: str, kept: KeptPages) -> None:
+        """
+        Args:
+            kept: pages of streams that were given back to move.
+        """
         super().__init__(cache)
         self._decode = decode
         self._worker_id = worker_id
-        self._bound_elsewhere = PageCeiling(cache.num_pages - cache.max_request_pages)
+        self._kept = kept
+        self.bound_elsewhere = PageCeiling(cache.num_pages - cache.max_request_pages)
         self._is_ceiling_reached = False
         self._first_waiting: int | None = None
         self._has_started = False
@@ -37,16 +47,20 @@ class SharedPages(PromptPages):
     def acquire(self, queued: QueuedRequest) -> PageHandle | None:
         place, _ = queued.queue_key
         first_lease = self._decode.leases.first_waiting_place
-        if first_lease is not None and first_lease < place:
+        is_move = queued.request.is_move
+        if first_lease is not None and first_lease < place and not is_move:
             self.is_short = True
             return None
         goes_elsewhere = self._goes_elsewhere(queued)
-        ceiling = self._bound_elsewhere if goes_elsewhere else None
+        ceiling = self.bound_elsewhere if goes_elsewhere else None
         # Reserve growth of running requests: otherwise a new request is given back for it.
-        handle = self._lock(queued, num_reserved=self._decode.num_reserved, ceiling=ceiling)
+        num_reserved = 0 if is_move else self._decode.num_reserved
+        handle = self._lock(queued, num_reserved=num_reserved, ceiling=ceiling)
         if handle is not None:
             self._has_started = True
-        elif goes_elsewhere and not self._bound_elsewhere.fits((), self._cache.num_pages_for(len(queued.token_ids))):
+            if is_move:
+                self._kept.let_go(queued.request.request_id)
+        elif goes_elsewhere and not self.bound_elsewhere.fits((), self._cache.num_pages_for(len(queued.token_ids))):
             self._is_ceiling_reached = True
         else:
             self.is_short = True

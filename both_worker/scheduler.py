@@ -1,3 +1,4 @@
+from tandem.both_worker.moves import StreamMoves
 from tandem.both_worker.pages import SharedPages
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
@@ -28,7 +29,12 @@ class BothScheduler(Scheduler):
         decode: DecodeScheduler,
         pages: SharedPages,
         timer: ForwardTimer,
+        moves: StreamMoves | None = None,
     ) -> None:
+        """
+        Args:
+            moves: None without links.
+        """
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
@@ -36,6 +42,7 @@ class BothScheduler(Scheduler):
         self._decode = decode
         self._pages = pages
         self._timer = timer
+        self._moves = moves
 
     def receive(self, event: Event) -> None:
         # A link event goes only to this worker's end of the link.
@@ -43,6 +50,8 @@ class BothScheduler(Scheduler):
             self._prefill.receive(event)
         if not isinstance(event, SenderLinkEvent):
             self._decode.receive(event)
+        if self._moves is not None:
+            self._moves.receive(event)
 
     def step(self) -> bool:
         # Leases go before prompts: their senders hold pages already.
@@ -52,6 +61,8 @@ class BothScheduler(Scheduler):
             self._timer.nothing_decoded()
         was_handing_over = self._prefill.hands_over_here()
         prefilled = self._prefill.settle()
+        if self._moves is not None:
+            self._moves.settle()
         if self._waits_for_prompts():
             return prefilled
         mixes = self._mixes(self._prefill.chunk_size)
@@ -106,6 +117,7 @@ class BothScheduler(Scheduler):
         deadlines = (
             self._prefill.next_deadline(step_end=self._decode.earliest_end()),
             self._decode.next_deadline(with_prompts=mixes),
+            self._moves.next_deadline() if self._moves is not None else None,
         )
         return min((d for d in deadlines if d is not None), default=None)
 

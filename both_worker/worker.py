@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from tandem.both_worker.choosing_handover import ChoosingHandover
 from tandem.both_worker.handover import LocalHandover
 from tandem.both_worker.links import NoLinks, TwoWayLinks
+from tandem.both_worker.moves import StreamMoves
 from tandem.both_worker.pages import SharedPages
 from tandem.both_worker.scheduler import BothScheduler
 from tandem.both_worker.step_budget import StepBudget
@@ -32,6 +33,7 @@ from tandem.worker.base import FollowerLinks, LaneDriver, LinkConnections, Outbo
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.kept_pages import KeptPages
 from tandem.worker.page_tier import PageTier
 
 
@@ -64,17 +66,20 @@ def make_both_scheduler(
         engine, cache, outbox, decode, clock, recorder, timer, tier=tier, prefill_worker_id=worker_id
     )
     handover: Handover = LocalHandover(decode_scheduler)
+    kept = KeptPages(cache, clock)
+    pages = SharedPages(cache, decode_scheduler, worker_id, kept)
+    moves = None
     if has_links:
         elsewhere = LinkHandover(
             engine.pool.layout.whole, engine.launches, outbox, clock, max_pages_in_flight, recorder
         )
-        handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere)
-    pages = SharedPages(cache, decode_scheduler, worker_id)
+        moves = StreamMoves(cache, elsewhere, decode_scheduler, outbox, clock, pages.bound_elsewhere, kept, recorder)
+        handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere, moves)
     budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)
     prefill_scheduler = PrefillScheduler(
         engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer, tier
     )
-    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer)
+    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer, moves)
 
 
 class BothRole(WorkerRole):

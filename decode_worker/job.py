@@ -30,6 +30,7 @@ class DecodeJob:
         prefill_loaded: those at the prefill worker that a prefetch loaded.
         moments: moments not sent to the router.
         has_ended: tokens of steps in flight are dropped.
+        is_leaving: it gets no further step, because it moves once its tokens are known.
         client: takes turns with other clients at the compilers of grammars.
         drafts: None before the first draft.
     """
@@ -49,6 +50,7 @@ class DecodeJob:
     prefill_loaded: TierHits = NO_HITS
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
+    is_leaving: bool = False
     client: str = ""
     drafts: JobDrafts | None = None
 
@@ -68,8 +70,8 @@ class DecodeJob:
 
     @property
     def needs_step(self) -> bool:
-        """True if another token is to be computed, by max_tokens, and its grammar is compiled."""
-        if self.is_compiling:
+        """True if another token is to be computed here, by max_tokens, and its grammar is compiled."""
+        if self.is_compiling or self.is_leaving:
             return False
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
 

@@ -23,12 +23,16 @@ from tandem.messages import (
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.worker.base import Outbox
+from tandem.worker.kept_pages import KeptPages
 from tandem.worker.page_tier import NoTier, PageTier
 from tandem.worker.prefetches import Prefetches
 from tandem.worker.prefix_hits import PrefixHits
 
 # Poll interval for completed receives, in seconds.
 POLL_S = 0.001
+
+# Pages granted beyond those that go ahead of a move: for the stream's last tokens and its output meanwhile.
+MOVE_ROOM_PAGES = 3
 
 StartCommitted = Callable[[Lease], None]
 
@@ -54,11 +58,13 @@ class LeaseBook:
         *,
         tier: PageTier | None = None,
         prefill_worker_id: str = "",
+        is_compiled: Callable[[Admit], bool] = lambda admit: True,
     ) -> None:
         """
         Args:
             start: takes over a request whose pages have all arrived.
             tier, prefill_worker_id: see DecodeScheduler.
+            is_compiled: whether the grammar of an admitted request, if any, is compiled here.
         """
         self._cache = cache
         self._outbox = outbox
@@ -82,6 +88,10 @@ class LeaseBook:
         self.hits = PrefixHits()
         self._prefetches = Prefetches(tier or NoTier(), "decode")
         self._prefill_worker_id = prefill_worker_id
+        self._is_compiled = is_compiled
+        self._num_reserved = 0
+        # Pages that went ahead of moving streams.
+        self._kept = KeptPages(cache, clock)
 
     @property
     def num_waiting(self) -> int:
@@ -103,7 +113,8 @@ class LeaseBook:
             self._enqueue(waiting)
         token_ids = [*admit.prompt_ids, *admit.output_ids]
         self._cache.touch(token_ids, admit.cache_namespace)
-        if not self._prefill_worker_id or admit.prefill_worker_id != self._prefill_worker_id:
+        is_here = self._prefill_worker_id and admit.prefill_worker_id == self._prefill_worker_id
+        if not (is_here or admit.copy_of):
             key = admit.request_id, admit.attempt
             self._prefetches.begin(key, token_ids, admit.cache_namespace, admit.priority)
 
@@ -143,6 +154,7 @@ class LeaseBook:
         for key in [*self._admissions.attempts(), *self._waiting.attempts()]:
             if router_of(key[0]) == router:
                 self._end_before_grant(key)
+        self._kept.let_go_all_of(router)
 
     def mark_ended(self, request_id: str, attempt: int) -> None:
         """Refuses later messages about an attempt without a lease."""
@@ -156,6 +168,8 @@ class LeaseBook:
             num_reserved: pages left free for running requests to grow into.
         """
         now = self._clock()
+        self._num_reserved = num_reserved
+        self._kept.let_go_overdue()
         for link in self._links.values():
             if link.failure and link.epoch not in self._ending:
                 self._ending[link.epoch] = None
@@ -185,13 +199,21 @@ class LeaseBook:
             else:
                 self._recorder.add(HANDOVERS, "commit", lease.committed_ns, (lease.admit.request_id,))
                 self._cache.commit_lease(lease.handle)
-                self._start(lease)
+                if lease.admit.copy_of:
+                    self._keep(lease)
+                else:
+                    self._start(lease)
 
     def next_deadline(self) -> float | None:
         if self._arriving:
             return self._clock() + POLL_S
         expiry = self._first_expiry if self._granted else None
-        deadlines = (self._admissions.next_deadline(), self._waiting.next_deadline(), expiry)
+        deadlines = (
+            self._admissions.next_deadline(),
+            self._waiting.next_deadline(),
+            self._kept.next_deadline(),
+            expiry,
+        )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _open(self, event: ReceiverLinkOpened) -> None:
@@ -277,11 +299,33 @@ class LeaseBook:
             return
         # From here the sender limits the waiting time.
         self._admissions.take_admitted(waiting.key)
+        if admit.copy_of or self._kept.let_go(admit.request_id):
+            waiting.admit = admit
+            self._waiting.withdraw(waiting)
+            if admit.copy_of:
+                self._answer_copy(waiting)
+                return
+            # In the same act as the release of the pages that were kept for it.
+            if self._grant(waiting, num_reserved=0):
+                return
         last = self._waiting.enqueue(waiting, admit)
         if last is not None:
             # Its sender asks again and then gets the same place.
             self._admissions.remember_admitted(last.admit)
             last.link.refuse_lease(last.lease_id, "full")
+
+    def _answer_copy(self, lease: Lease) -> None:
+        """Grants pages that go ahead of a move at once, with room for the rest of its stream, or refuses them."""
+        if not self._is_compiled(lease.admit):
+            lease.link.refuse_lease(lease.lease_id, "grammar")
+        elif not self._waiting.is_idle or not self._grant(lease, self._num_reserved, MOVE_ROOM_PAGES):
+            lease.link.refuse_lease(lease.lease_id, "busy")
+
+    def _keep(self, lease: Lease) -> None:
+        """Keeps pages that went ahead of a move, until its stream asks for its lease."""
+        self._cache.cache_pages(lease.handle, lease.admit.prompt_ids, lease.num_tokens)
+        self._kept.keep(lease.admit.copy_of, lease.handle)
+        self.look_again()
 
     def _drop_waiting(self, waiting: Lease) -> None:
         """Ends a request that its sender no longer wants pages for."""
@@ -338,14 +382,18 @@ class LeaseBook:
         num_pages = self._cache.num_pages_for(lease.num_tokens) - lease.handle.num_shared
         return (message.num_tokens, message.num_pages) == (lease.num_tokens, num_pages)
 
-    def _grant(self, lease: Lease, num_reserved: int) -> bool:
-        """Grants a queued lease its pages, if there are enough."""
+    def _grant(self, lease: Lease, num_reserved: int, num_more: int = 0) -> bool:
+        """Grants a lease its pages, if there are enough.
+
+        Args:
+            num_more: further pages, which the sender does not fill.
+        """
         admit = lease.admit
         token_ids = [*admit.prompt_ids, *admit.output_ids]
         # The lease includes the page of the first decode step.
         handle = self._cache.acquire_pages(
             token_ids,
-            len(token_ids) + 1,
+            len(token_ids) + (num_more * self._cache.page_size or 1),
             max_cached_len=len(token_ids),
             namespace=admit.cache_namespace,
             priority=admit.priority,
@@ -354,7 +402,8 @@ class LeaseBook:
         )
         if handle is None:
             return False
-        self.hits.add(handle.cached_len, len(admit.prompt_ids), self._prefetches.end(lease.key))
+        if not admit.copy_of:
+            self.hits.add(handle.cached_len, len(admit.prompt_ids), self._prefetches.end(lease.key))
         lease.state = LeaseState.GRANTED
         lease.handle = handle
         lease.deadline = self._clock() + self._config.lease_duration_s

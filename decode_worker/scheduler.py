@@ -102,6 +102,7 @@ class DecodeScheduler(ForwardScheduler):
             self._recorder,
             tier=tier,
             prefill_worker_id=prefill_worker_id,
+            is_compiled=self._is_compiled,
         )
         # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
@@ -315,6 +316,27 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.look_again()
         self._recorder.lap("cache")
 
+    def find_running(self, request_id: str, attempt: int) -> DecodeJob | None:
+        return next((job for job in self._running if (job.request_id, job.attempt) == (request_id, attempt)), None)
+
+    def is_oldest(self, job: DecodeJob) -> bool:
+        """Returns whether a running job is the first by age and priority, which is never given back."""
+        return self._running[0] is job
+
+    def share_computed(self, job: DecodeJob) -> list[Completion]:
+        """Inserts a running job's computed pages into the tree. Returns launches that may still write them."""
+        if job in self._uncached:
+            self._uncached.remove(job)
+        return self._cache_computed(job)
+
+    def give_back_moved(self, job: DecodeJob) -> None:
+        """Gives back a job without a token in flight, whose pages are at another worker."""
+        self._end_with(job, GaveBack(job.request_id, job.attempt, is_move=True))
+
+    def _is_compiled(self, admit: Admit) -> bool:
+        constraint = self._engine.constraint(admit.sampling.grammar, client=admit.client)
+        return constraint is None or (constraint.is_ready and not constraint.error)
+
     def _cache_computed(self, job: DecodeJob) -> list[Completion]:
         """Inserts computed pages into the tree, without the last token, whose KV is not computed yet. Returns launches
         that may still use the pages."""
@@ -353,9 +375,12 @@ class DecodeScheduler(ForwardScheduler):
         return True
 
     def _give_back(self, job: DecodeJob) -> None:
-        self._send_tokens([job])
-        self._outbox.to_router(GaveBack(job.request_id, job.attempt))
         self._num_given_back += 1
+        self._end_with(job, GaveBack(job.request_id, job.attempt))
+
+    def _end_with(self, job: DecodeJob, gave_back: GaveBack) -> None:
+        self._send_tokens([job])
+        self._outbox.to_router(gave_back)
         self._leases.mark_ended(job.request_id, job.attempt)
         self._end_job(job)
 

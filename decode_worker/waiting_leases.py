@@ -107,6 +107,13 @@ class WaitingLeases:
             del self._queue[bisect.bisect_left(self._queue, waiting.place, key=_place)]
             self._changed = True
 
+    def withdraw(self, waiting: Lease) -> None:
+        """Forgets a lease that is answered without waiting for pages."""
+        if self._held.pop(waiting.key, None) is not None:
+            self._changed = True
+        if waiting.lease_id in self._by_id:
+            self.remove(waiting)
+
     def end_attempt(self, key: AttemptKey) -> Lease | None:
         """Ends an attempt and returns its waiting lease, if any. A queued request's place is held for its restart."""
         if self._held.pop(key, None) is not None:
@@ -143,6 +150,11 @@ class WaitingLeases:
         if self._parked:
             deadlines.append(next(iter(self._parked.values())).deadline)
         return min(deadlines, default=None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether neither a lease nor a local prompt waits for pages."""
+        return not self._queue and not self._held and self._prompt is None
 
     @property
     def first_place(self) -> int | None:

@@ -7,13 +7,13 @@ import os
 import secrets
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tandem.config import WORKER_KINDS, ClusterTls, ClusterTlsFiles
+from tandem.config import ClusterTls, ClusterTlsFiles
+from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.config.cluster_options import AUTO, OFF
 from tandem.deploy.errors import ClusterError, refusals
@@ -23,6 +23,7 @@ from tandem.deploy.host.request_lines import RequestLineServer
 from tandem.deploy.host.run_record import default_directory
 from tandem.deploy.host.store_folder import open_disk
 from tandem.deploy.nodes.node_placement import NodePlacement, SavedPlacement
+from tandem.deploy.on_ray.autoscaler import leaving_nodes
 from tandem.deploy.on_ray.hosted_ray import STATE, HostedRay
 from tandem.deploy.on_ray.local_ray import LocalRay
 from tandem.deploy.on_ray.own_node import own_address
@@ -33,22 +34,26 @@ from tandem.deploy.plan import (
     check_num_threads,
     check_own_classes,
     plan,
-    role_of,
     router_names,
     worker_names,
 )
 from tandem.deploy.supervise.change import Change, ChangeJob, ChangeQueue
+from tandem.deploy.supervise.evacuating import LeavingNodes
 from tandem.deploy.supervise.installed import CheckInstalled
+from tandem.deploy.supervise.members import Basis, Members
 from tandem.deploy.supervise.newest_keys import NewestKeys
 from tandem.deploy.supervise.node_stores import NodeStores, SavedStore
 from tandem.deploy.supervise.processes import OnProgress, Processes
 from tandem.deploy.supervise.restarting import RestartedKind, Restarting, RestartJob
 from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import RolePlans
-from tandem.deploy.supervise.room import Leaving, check_num_gpus, has_room
-from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds, in_counts
-from tandem.deploy.supervise.supervisor import ProcessKind, Supervisor
+from tandem.deploy.supervise.room import check_num_gpus
+from tandem.deploy.supervise.scaling import ScaleJob
+from tandem.deploy.supervise.size_planner import SizePlanner
+from tandem.deploy.supervise.sizing import Sizing
+from tandem.deploy.supervise.supervisor import Supervisor
 from tandem.engine.weights.resolve import resolve_model
+from tandem.forward_times import start_times
 from tandem.router.config import RouterAddresses, RouterConfig
 from tandem.router.workers.objectives import Objectives
 from tandem.rpc.tls import check_tls_files, check_validity
@@ -62,6 +67,10 @@ class ClusterState:
 
     Attributes:
         drains_until: end of the drain, as of time.time; None: no stop was requested.
+        routers: names of the routers that are to run.
+        bounds: bounds of the kinds whose number follows the load; the numbers wanted last are those of worker_plans and
+            routers.
+        start_s: as in Processes.
     """
 
     cluster_token: str = field(repr=False)
@@ -75,6 +84,9 @@ class ClusterState:
     stores: dict[str, SavedStore]
     has_started: bool
     drains_until: float | None = None
+    routers: list[str] = field(default_factory=list)
+    bounds: dict[SizedKind, Bounds] = field(default_factory=dict)
+    start_s: dict[SizedKind, float] = field(default_factory=dict)
 
 
 class Cluster:
@@ -117,6 +129,7 @@ class Cluster:
         self._cluster_ports = ClusterPorts(ClientAddresses("", ""), {})
         self._model_dir = Path()
         self._changes = ChangeQueue()
+        self._bounds = dict(config.bounds)
         # Locks on converted models: restarted workers read the files again.
         self._held = contextlib.ExitStack()
         self.cluster_token = secrets.token_hex(16)
@@ -212,6 +225,7 @@ class Cluster:
             {p.worker.worker_id: p for p in worker_plans},
             self._nodes,
             self.cluster_tls,
+            routers=router_names(config),
         )
         self._save()
         self._start_all()
@@ -260,6 +274,7 @@ class Cluster:
         self.addresses, self.routers = saved.ports.shared, saved.ports.routers
         if saved.nodes is not None:
             self._nodes = NodePlacement.restored(self._config, self._hosted, saved.nodes)
+            self._nodes.release_others(saved.worker_plans)
         else:
             self._ports.reserve_again(saved.ports)
         # An unfinished scaling is dropped: workers that were to leave stay.
@@ -271,8 +286,16 @@ class Cluster:
             routers = [addresses.cluster for addresses in self.routers.values()]
             self._node_stores.restore(saved.stores, self._config, routers, self.cluster_token, first.namespace_secret)
         self._processes.configure(
-            router_configs, saved.worker_plans, self._nodes, self.cluster_tls, num_starts=saved.num_starts
+            router_configs,
+            saved.worker_plans,
+            self._nodes,
+            self.cluster_tls,
+            num_starts=saved.num_starts,
+            routers=saved.routers,
         )
+        self._processes.start_s |= saved.start_s
+        self._bounds.clear()
+        self._bounds.update(saved.bounds)
         if first.request_lines_socket:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
@@ -292,24 +315,46 @@ class Cluster:
         Raises:
             ClusterError: Ray has ended, and all processes with it.
         """
-        kinds, worker = self._processes.kinds()
+        kinds, _ = self._processes.kinds()
         running = {name: kind for name, kind in kinds.items() if name in self._processes.actors}
         supervisor = Supervisor(self._processes.actors, running, self._may_start)
         for name in kinds.keys() - running.keys():
             supervisor.add(name, kinds[name])
-        role_plans = self._role_plans()
+        members = Members(
+            Basis(self._config, self._model_dir, self.cluster_token, self._cluster_ports, self._nodes),
+            self._bounds,
+            self._ray,
+            self._processes,
+            supervisor,
+            self._save,
+        )
+        objectives = Objectives.of_ms(self._config.ttft_objective_ms, self._config.itl_objective_ms)
+        sizing = Sizing(
+            members, SizePlanner({}, objectives, time.monotonic, start_times(self._config.device)), time.monotonic
+        )
+        role_planner = RolePlanner(objectives, time.monotonic) if self._config.plans_roles else None
+        role_plans = RolePlans(role_planner, self._processes.running_routers, sizing.size, time.monotonic)
+        nodes = self._nodes
+        leaving = LeavingNodes(leaving_nodes, nodes.processes_on, self._config.node_timeout_s) if nodes else None
         newest_keys = NewestKeys(self._config.key_file) if self._config.key_file is not None else None
 
         def take_turn() -> None:
             if newest_keys is not None and (keys := newest_keys.take()) is not None:
                 self._processes.use_keys(keys)
                 self._save()
-            self._changes.take_turn(lambda job: self._plan_change(job, supervisor, worker))
+            if leaving is not None and (ends := leaving.take()) is not None:
+                for change in members.evacuate(ends):
+                    self._changes.begin(change)
+            self._changes.take_turn(
+                lambda job: self._plan_change(job, supervisor, members, sizing),
+                # Both choose workers.
+                lambda job: not (isinstance(job, ScaleJob) and sizing.is_changing),
+            )
             if self._must_look_at_files:
                 self._must_look_at_files = False
                 self._processes.look_at_files()
-            if role_plans is not None:
-                role_plans.take_turn()
+            role_plans.take_turn()
+            sizing.take_turn(role_plans.demands, _held(self._changes.job))
 
         if newest_keys is not None:
             newest_keys.start()
@@ -319,9 +364,10 @@ class Cluster:
             if newest_keys is not None:
                 newest_keys.end()
             self._changes.give_up()
+            sizing.give_up()
 
-    def scale(self, counts: Mapping[str, int]) -> ScaleJob:
-        """Requests new numbers of workers for the named kinds. May be called from any thread.
+    def scale(self, counts: Mapping[SizedKind, int | Bounds]) -> ScaleJob:
+        """Requests new numbers of processes for the named kinds, or bounds for them. May be called from any thread.
 
         New workers start first if there is room. Workers with the highest numbers leave: they end when idle, or after
         drain_timeout_s, when their requests restart elsewhere.
@@ -379,77 +425,30 @@ class Cluster:
         self._ray.stop()
         self._held.close()
 
-    def _plan_change(self, job: ChangeJob, supervisor: Supervisor, kind: ProcessKind) -> Change:
+    def _plan_change(self, job: ChangeJob, supervisor: Supervisor, members: Members, sizing: Sizing) -> Change:
         if isinstance(job, ScaleJob):
-            return self._plan_scaling(job, supervisor, kind)
+            sizing.withdraw()
+            return members.plan_scaling(job)
         assert isinstance(job, RestartJob)
+        if sizing.changes(job.process):
+            raise ValueError(f"{job.process} is starting or leaving")
         names: dict[RestartedKind, Iterable[str]] = {
-            "router": self._processes.router_configs,
+            "router": self._processes.routers,
             "worker": self._processes.worker_plans,
             "store": self._processes.stores.configs,
         }
         for restarted, own in names.items():
             if job.process in own:
-                return Restarting(job, self, supervisor, CheckInstalled(), restarted)
+                return Restarting(job, members, supervisor, CheckInstalled(), restarted)
         known = ", ".join(name for own in names.values() for name in own)
         raise ValueError(f"the cluster has no process {job.process}; there are: {known}")
-
-    def _plan_scaling(self, job: ScaleJob, supervisor: Supervisor, kind: ProcessKind) -> Scaling:
-        running: Counter[str] = Counter(p.kind for p in self._processes.worker_plans.values())
-        counts = dict.fromkeys(WORKER_KINDS, 0) | running | dict(job.counts)
-        check_kinds(running, counts)
-        config = replace(self._config, **in_counts(counts), num_routers=len(self._processes.router_configs))
-        num_running = len(self._processes.worker_plans)
-        _, plans = plan(
-            config,
-            self._model_dir,
-            self.cluster_token,
-            self._cluster_ports,
-            num_running,
-            self._nodes,
-            self._processes.stores.untouched_bytes,
-        )
-        wanted = {p.worker.worker_id: p for p in plans}
-        joining = {name: p for name, p in wanted.items() if name not in self._processes.worker_plans}
-        leaving = [name for name in self._processes.worker_plans if name not in wanted]
-        join_first = has_room(
-            self._config,
-            self._ray,
-            [p.worker.role for p in joining.values()],
-            [Leaving(role_of(name), self._nodes.node_of(name) if self._nodes is not None else "") for name in leaving],
-        )
-        return Scaling(job, self, supervisor, kind, joining, leaving, join_first=join_first)
-
-    def _role_plans(self) -> RolePlans | None:
-        """Returns None if roles are fixed or a custom policy chooses them."""
-        config = self._config
-        if not config.plans_roles:
-            return None
-        planner = RolePlanner(Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms), time.monotonic)
-        return RolePlans(planner, self._processes.running_routers, time.monotonic)
-
-    # --- protocol Scaled (deploy/supervise/scaling.py) ---
 
     @property
     def drain_timeout_s(self) -> float:
         return self._config.drain_timeout_s
 
-    @property
-    def worker_names(self) -> list[str]:
-        return list(self._processes.worker_plans)
-
-    def add_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
-        self._processes.plan_workers(plans)
-        self._save()
-
-    def remove_workers(self, names: Sequence[str]) -> None:
-        self._processes.end_workers(names)
-        self._save()
-
-    def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        return self._processes.tell_routers(names)
-
     def actor(self, name: str) -> Any:
+        """Returns the actor of a running process, or None."""
         return self._processes.actors.get(name)
 
     def _save(self) -> None:
@@ -468,6 +467,9 @@ class Cluster:
                     self._node_stores.saved() if self._node_stores is not None else {},
                     self._has_started,
                     self._drains_until,
+                    list(self._processes.routers),
+                    dict(self._bounds),
+                    dict(self._processes.start_s),
                 ),
             )
 
@@ -503,3 +505,10 @@ class Cluster:
     def _on_model_progress(self, stage: str, fraction: float) -> None:
         done = f" ({100 * fraction:.0f} of 100 %)" if 0 < fraction < 1 else ""
         self._on_progress("model", f"{stage}{done}")
+
+
+def _held(job: ChangeJob | None) -> tuple[str, ...] | None:
+    """Returns the processes that a job needs where they are; None: nothing else may change."""
+    if isinstance(job, RestartJob):
+        return (job.process,)
+    return () if job is None else None

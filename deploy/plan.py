@@ -80,16 +80,18 @@ def plan(
     model_dir: Path,
     cluster_token: str,
     ports: ClusterPorts,
-    num_running: int = 0,
+    num_running: int | None = None,
     nodes: WorkerNodes | None = None,
     untouched_bytes: int = 0,
+    num_ranks: int = 0,
 ) -> tuple[list[RouterConfig], list[WorkerPlan]]:
     """Returns the configurations of all routers and all workers.
 
     Args:
-        num_running: workers that are running already, with their pools.
+        num_running: workers that are running already, with their pools; None: the cluster starts.
         nodes: the workers' nodes; None: this host.
         untouched_bytes: without `nodes`, memory of this host that a running page store will still take.
+        num_ranks: ranks that share this host's CPUs; 0: those of the largest cluster within the bounds.
 
     Raises:
         ValueError: the configuration does not fit model or memory, or model or chat template cannot be used.
@@ -100,12 +102,12 @@ def plan(
     if config.chat_template:
         read_chat_template(Path(config.chat_template))
     # No two workers share a core: threads would wait for each other at every barrier.
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.num_ranks)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // (num_ranks or config.largest.num_ranks))
     engine = config.engine(str(model_dir), num_threads)
     longest = model_config.max_position_embeddings
     if engine.num_pages:
         # With --workers, prompts computed for other workers may take the other half.
-        pages_of_one = engine.num_pages // 2 if config.num_any else engine.num_pages
+        pages_of_one = engine.num_pages // 2 if config.most("any") else engine.num_pages
         longest = min(longest, pages_of_one * engine.page_size)
     max_model_len = config.max_model_len or longest
     if max_model_len > model_config.max_position_embeddings:
@@ -120,10 +122,14 @@ def plan(
         )
     if nodes:
         # A worker added to a cluster over several nodes checks its memory itself: its node is not chosen yet.
-        pools = [] if num_running else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
+        pools = (
+            []
+            if num_running is not None
+            else [_beside_store(config, engine, model_config, node) for node in nodes.pools()]
+        )
     else:
-        here = PoolsOfNode("", max(0, config.num_workers - num_running), available_memory_bytes())
-        if num_running:
+        here = PoolsOfNode("", max(0, config.num_workers - (num_running or 0)), available_memory_bytes())
+        if num_running is not None:
             pools = [here._replace(available_bytes=here.available_bytes - untouched_bytes)]
         else:
             pools = [_beside_store(config, engine, model_config, here)]
@@ -156,7 +162,7 @@ def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_conf
 def _check_degrees(config: ClusterConfig, engine: EngineConfig, model_config: ModelConfig) -> None:
     """Raises ValueError: the model cannot be cut into the ranks of some worker."""
     quantized = model_config.quantized(engine.quantization)
-    for degree in sorted({config.degree_of(role) for _, role in worker_names(config)}):
+    for degree in sorted({config.degree_of(role) for _, role in worker_names(config.largest)}):
         check_degree(quantized, degree)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from tandem import exit_codes
-from tandem.config import WORKER_KINDS
+from tandem.deploy.config.bounds import SIZED_KINDS, parse_counts
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags
@@ -86,7 +86,7 @@ def serve(config: ClusterConfig, *, detach: bool = False) -> int:
         print(f"tandem: {error}", file=sys.stderr)
         return exit_codes.FAILED
     if not config.log_dir:
-        for old in logs.glob("*.log"):
+        for old in (*logs.glob("*.log"), *logs.glob("*.log.*")):
             old.unlink()
         config = replace(config, log_dir=str(logs))
     log = logs / LAUNCHER_LOG
@@ -246,9 +246,9 @@ def _answer(cluster: Cluster, asked: Mapping[str, Any]) -> Iterator[Mapping[str,
     job: ChangeJob
     match asked:
         case {"do": "scale", "counts": dict() as counts} if all(
-            kind in WORKER_KINDS and isinstance(count, int) for kind, count in counts.items()
+            kind in SIZED_KINDS and isinstance(count, str) for kind, count in counts.items()
         ):
-            job = cluster.scale(counts)
+            job = cluster.scale(parse_counts(counts))
         case {"do": "restart", "process": str() as process}:
             job = cluster.restart(process)
         case _:

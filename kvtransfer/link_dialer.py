@@ -85,7 +85,8 @@ class LinkDialer:
         """A sender serves nothing."""
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        for peer in [p for p in self._dialing if p not in peers]:
+        kept = set(peers)
+        for peer in [p for p in self._dialing if p not in kept]:
             task = self._dialing.pop(peer)
             task.cancel()
             self._ending.setdefault(peer, set()).add(task)

@@ -14,12 +14,14 @@ class HandoverResult:
 
     Attributes:
         failure: reason of a failure; "" on success.
+        refusal: the decode worker's word for it, if it refused the lease.
         ended_ns: time of the settlement; 0 if unknown.
     """
 
     job: PrefillJob
     failure: str = ""
     ended_ns: int = 0
+    refusal: str = ""
 
 
 class Handover(ABC):

@@ -9,12 +9,12 @@ from tandem.engine.launch_list import LaunchList
 from tandem.kvtransfer.events import FromReceiver, SenderLinkClosed, SenderLinkFailed, SenderLinkOpened
 from tandem.kvtransfer.sender_link import MAX_PAGES_IN_FLIGHT, SenderLease, SenderLeaseState, SenderLink
 from tandem.lifecycle import now_ns
-from tandem.messages import Committed, Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped, Welcome
+from tandem.messages import Committed, Granted, LinkState, Prefill, Refused, Revoke, SenderMessage, Shipped
 from tandem.prefill_worker.base import Handover, HandoverResult
 from tandem.prefill_worker.job import PrefillJob
 from tandem.recording import HANDOVERS, Recorder, copies_to
 from tandem.worker.base import Outbox
-from tandem.worker.events import Event, FromRouter
+from tandem.worker.events import Event
 
 # Delay before a lease refused for a full queue is requested again, in seconds.
 ASK_AGAIN_S = 0.5
@@ -56,12 +56,23 @@ class LinkHandover(Handover):
         self._closing: list[tuple[Completion, Callable[[], None]]] = []
         # Totals by (receiver, transport), without the copy time of open epochs.
         self._shipped: dict[tuple[str, str], Shipped] = {}
+        # Totals with that time; None while it grows, and after a change.
+        self._shipped_now: tuple[Shipped, ...] | None = None
 
     def continues_here(self, request: Prefill) -> bool:
         return False
 
     @property
     def shipped(self) -> tuple[Shipped, ...]:
+        # Every turn of the engine thread asks, and a large cluster has dozens of links.
+        is_copying = any(link.is_copying for link in self._links.values())
+        if self._shipped_now is None or is_copying:
+            shipped = self._shipped_by_now()
+            self._shipped_now = None if is_copying else shipped
+            return shipped
+        return self._shipped_now
+
+    def _shipped_by_now(self) -> tuple[Shipped, ...]:
         copying_ns = Counter[tuple[str, str]]()
         for link in self._links.values():
             copying_ns[link.peer_id, link.transport_name] += link.copying_ns
@@ -100,11 +111,7 @@ class LinkHandover(Handover):
             lease.link.release_lease(lease, reported=reported)
 
     def receive(self, event: Event) -> None:
-        if isinstance(event, FromRouter) and isinstance(event.message, Welcome):
-            # On a new stream the router does not know the open links.
-            for link in self._links.values():
-                self._tell_up(link)
-        elif isinstance(event, SenderLinkOpened):
+        if isinstance(event, SenderLinkOpened):
             self._open(event)
         elif isinstance(event, SenderLinkFailed):
             self._outbox.to_router(LinkState(event.peer_id, event.peer_incarnation, up=False, reason=event.reason))
@@ -161,13 +168,11 @@ class LinkHandover(Handover):
             event.peer_id, event.peer_incarnation, epoch, name, event.transport, send, self._max_pages_in_flight
         )
         self._shipped.setdefault((event.peer_id, name), Shipped(name, 0, 0, event.peer_id))
-        self._tell_up(link)
+        self._shipped_now = None
+        self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=True))
 
     def _link_to(self, peer_id: str) -> SenderLink | None:
         return next((link for link in reversed(self._links.values()) if link.peer_id == peer_id), None)
-
-    def _tell_up(self, link: SenderLink) -> None:
-        self._outbox.to_router(LinkState(link.peer_id, link.peer_incarnation, up=True))
 
     def _receive_message(self, event: FromReceiver) -> None:
         link = self._links.get(event.epoch)
@@ -198,6 +203,7 @@ class LinkHandover(Handover):
         key = link.peer_id, link.transport_name
         before = self._shipped[key]
         self._shipped[key] = replace(before, copying_ns=before.copying_ns + link.copying_ns)
+        self._shipped_now = None
         copies = link.end_epoch()
         if not _tell_if_done(copies, event.when_quiet):
             self._closing.append((copies, event.when_quiet))
@@ -269,6 +275,7 @@ class LinkHandover(Handover):
         key = link.peer_id, link.transport_name
         before = self._shipped[key]
         num_bytes = num_pages * self._layout.page_bytes
+        self._shipped_now = None
         self._shipped[key] = replace(
             before, num_pages=before.num_pages + num_pages, num_bytes=before.num_bytes + num_bytes
         )
@@ -280,7 +287,8 @@ class LinkHandover(Handover):
         if lease.refusal == "full" and not job.finish_reason:
             self._asking_again[job] = lease.link, self._clock() + ASK_AGAIN_S
             return
-        self._results.append(HandoverResult(job, "" if job.finish_reason else _failure(lease), lease.settled_ns))
+        failure = "" if job.finish_reason else _failure(lease)
+        self._results.append(HandoverResult(job, failure, lease.settled_ns, lease.refusal))
 
 
 def _failure(lease: SenderLease) -> str:

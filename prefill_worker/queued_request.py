@@ -5,6 +5,9 @@ from tandem.engine.grammars import Constraint
 from tandem.messages import Prefill
 from tandem.priority import virtual_arrival_ns
 
+# Place before every age with every priority.
+BEFORE_ALL = -(2**64)
+
 
 @dataclass(eq=False, slots=True)
 class QueuedRequest:
@@ -43,7 +46,9 @@ class QueuedRequest:
 
     @property
     def queue_key(self) -> tuple[int, int]:
-        """Sort key: age over all attempts, and priority."""
+        """Sort key: age over all attempts, and priority. Moving streams go first: their clients are reading."""
+        if self.request.is_move:
+            return BEFORE_ALL, self.number
         return virtual_arrival_ns(self.request.arrival_ns, self.request.priority), self.number
 
 

@@ -218,10 +218,12 @@ class PrefillScheduler(ForwardScheduler):
         )
 
     def _take_prompts(self, taken: list[PrefillJob]) -> Iterator[PromptRest]:
-        """Yields the prompts of the next forward pass, and appends each to `taken`: started ones first. A queued one is
-        started when it is taken."""
+        """Yields the prompts of the next forward pass, and appends each to `taken`: moving streams first, then started
+        ones. A queued one is started when it is taken."""
         begun = [job for job in self._computing if job.sequence.remaining_len]
-        for job in islice(chain(begun, self._start_queued()), MAX_PREFILL_BATCH_SIZE):
+        begun.sort(key=lambda job: not job.request.is_move)
+        moves, others = self._start_queued(self._waiting.moves), self._start_queued(self._waiting.start_order)
+        for job in islice(chain(moves, begun, others), MAX_PREFILL_BATCH_SIZE):
             taken.append(job)
             yield PromptRest(job.sequence.cached_len, job.sequence.remaining_len)
 
@@ -250,9 +252,9 @@ class PrefillScheduler(ForwardScheduler):
                 self._handing_over[job.key] = job, math.inf
                 self._outbox.to_router(PrefillDeferred(*job.key))
 
-    def _start_queued(self) -> Iterator[PrefillJob]:
+    def _start_queued(self, order: Callable[[], list[QueuedRequest]]) -> Iterator[PrefillJob]:
         """Yields queued requests as jobs, with pages locked for the whole prompt."""
-        for queued in self._waiting.start_order():
+        for queued in order():
             if self._pages.is_short:
                 break
             if self._pages.must_wait(queued):

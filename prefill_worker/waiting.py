@@ -65,7 +65,15 @@ class WaitingRequests:
         prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
         queued = QueuedRequest(
-            request, next(self._numbers), token_ids, prefix_ids, constraint, received_ns, num_overtaken
+            request,
+            next(self._numbers),
+            token_ids,
+            prefix_ids,
+            constraint,
+            received_ns,
+            num_overtaken,
+            # Nearly all pages of a moving stream are in the pool.
+            is_prefetched=request.is_move,
         )
         place = len(self._requests)
         self.num_tokens += len(token_ids)
@@ -80,7 +88,7 @@ class WaitingRequests:
     def must_wait_for_load(self, queued: QueuedRequest) -> bool:
         """Returns whether a request whose turn has come waits for its stored pages: not after more requests have
         overtaken it than may."""
-        if not self._prefetches.has_store:
+        if not self._prefetches.has_store or queued.request.is_move:
             return False
         if not queued.is_prefetched:
             self._prefetch(queued)
@@ -114,13 +122,19 @@ class WaitingRequests:
             for queued in ready:
                 bisect.insort(self._requests, queued, key=lambda q: q.queue_key)
 
+    def moves(self) -> list[QueuedRequest]:
+        """Returns moving streams, which start before everything else."""
+        self._admit_compiled()
+        return list(itertools.takewhile(lambda q: q.request.is_move, self._requests))
+
     def start_order(self) -> list[QueuedRequest]:
         """Returns the start order: by priority, then those overtaken too often, then by the policy. Before all goes a
         request that has outwaited every larger priority's head start."""
         self.is_loading = False
         self._admit_compiled()
         self._look_ahead()
-        window = self._requests[:POLICY_WINDOW]
+        num_moves = len(self.moves())
+        window = self._requests[num_moves : num_moves + POLICY_WINDOW]
         highest = max((q.request.priority for q in window), default=0)
         # They stand before every larger priority in the queue.
         ordered = list(itertools.takewhile(lambda q: q.request.priority < highest, window))

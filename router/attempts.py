@@ -16,6 +16,7 @@ its worker's only suspect it gets past it.
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from tandem.lifecycle import ASSIGNED, LAST_TOKEN, WAITING, now_ns
 from tandem.messages import (
@@ -25,6 +26,7 @@ from tandem.messages import (
     FirstToken,
     GaveBack,
     LeaseLost,
+    NotMoved,
     PrefillDeferred,
     Progress,
     PromptScored,
@@ -39,6 +41,7 @@ from tandem.router.errors import (
     RequestTooLargeError,
     UnavailableError,
 )
+from tandem.router.moves import Moves
 from tandem.router.observe.live.journal import Journal
 from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingRequest
@@ -48,11 +51,11 @@ from tandem.router.requests.clock_offsets import ClockOffsets
 from tandem.router.requests.requests_in_hand import RequestsInHand
 from tandem.router.requests.tracker import RequestState, RequestTracker
 from tandem.router.waiting_room import WaitingRoom
-from tandem.router.workers.candidates import Candidates
+from tandem.router.workers.candidates import Candidates, PinnedCandidate
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.placement import Placed
 from tandem.router.workers.prompt_count import PromptCount
-from tandem.router.workers.worker import Worker
+from tandem.router.workers.worker import Pair, Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
 
 logger = logging.getLogger(__name__)
@@ -66,6 +69,7 @@ AttemptMessage = (
     | Finished
     | Failed
     | GaveBack
+    | NotMoved
     | LeaseLost
     | PrefillDeferred
     | Unservable
@@ -86,7 +90,12 @@ class Attempts:
         clocks: ClockOffsets,
         journal: Journal,
         clock: Callable[[], float],
+        make_id: Callable[[], str],
     ) -> None:
+        """
+        Args:
+            make_id: see Moves.
+        """
         self._config = config
         self._policy = policy
         self._registry = registry
@@ -98,8 +107,10 @@ class Attempts:
         self._clock = clock
         self.prompts = PromptCount()
         self._objectives = Objectives.of_ms(config.ttft_objective_ms, config.itl_objective_ms)
+        self.moves = Moves(registry, requests, metrics, self._objectives, clock, make_id)
 
-    def start_attempt(self, request: ActiveRequest) -> None:
+    def start_attempt(self, request: ActiveRequest, move: Pair | None = None) -> None:
+        """Args: move: workers of the attempt, if its stream moves."""
         tracker = request.tracker
         tracker.finish_if_whole()
         if tracker.state is RequestState.FINISHED:
@@ -109,6 +120,9 @@ class Attempts:
             return
         if request.num_failures >= self._config.max_attempts:
             self.fail_request(request, f"given up after {self._config.max_attempts} failed attempts")
+            return
+        if move is not None:
+            self._assign(request, PinnedCandidate(move))
             return
         is_ready = self._registry.serves(embeds=tracker.embeds)
         if not is_ready and not self._room.has_patience:
@@ -151,7 +165,8 @@ class Attempts:
         if admit is not None:
             pair.decode.send([admit])
             self._metrics.attempt_placed(pair)
-        pair.prefill.send([prefill])
+        is_move = isinstance(candidates, PinnedCandidate)
+        pair.prefill.send([replace(prefill, is_move=True) if is_move else prefill])
         self._policy.attempt_started(pair, view)
 
     def on_tokens(self, events: Iterable[TokenEvent]) -> None:
@@ -199,7 +214,13 @@ class Attempts:
                     self.fail_request(request, message.reason, InvalidRequestError)
             case GaveBack():
                 # No failure: the oldest request is never given back, so it ends.
-                self._retry(request, message.attempt, "given_back", "the decode worker ran out of pages", failed=False)
+                if message.is_move:
+                    self._move(request, message.attempt)
+                else:
+                    reason = "the decode worker ran out of pages"
+                    self._retry(request, message.attempt, "given_back", reason, failed=False)
+            case NotMoved():
+                self.moves.refused(request, message)
             case LeaseLost():
                 # With a deadline, this is the awaited answer after the loss of the prefill worker.
                 failed = request.decode_deadline is None
@@ -271,6 +292,11 @@ class Attempts:
         request.num_links_lost += 1
         return request.num_links_lost > self._config.max_attempts
 
+    def _move(self, request: ActiveRequest, attempt: int) -> None:
+        move = self.moves.leave(request, attempt)
+        place = move.decode.worker_id if move is not None else "any worker"
+        self._retry(request, attempt, "moved", f"the stream goes on at {place}", failed=False, move=move)
+
     def _retry(
         self,
         request: ActiveRequest,
@@ -279,12 +305,14 @@ class Attempts:
         reason: str,
         *,
         failed: bool = True,
+        move: Pair | None = None,
     ) -> None:
+        """Args: move: workers of the next attempt, if its stream moves."""
         if self._end_attempt(request, attempt, kind, reason):
             request.num_failures += failed
             self._metrics.attempt_restarted(kind)
             self._journal.attempt_restarted(kind)
-            self.start_attempt(request)
+            self.start_attempt(request, move)
 
     def _end_attempt(self, request: ActiveRequest, attempt: int, kind: AttemptFailure, reason: str) -> bool:
         """Returns whether the request needs another attempt."""
@@ -296,6 +324,8 @@ class Attempts:
         assert pair is not None
         request.release_pair(tell_workers=True)
         self._room.is_due = True
+        if kind != "moved":
+            self.moves.attempt_ended(request)
         tracker.end_attempt()
         self._policy.attempt_failed(pair, self._routing_request(tracker, attempt), kind, reason)
         if tracker.state is RequestState.FINISHED:
@@ -315,8 +345,7 @@ class Attempts:
         tracker = request.tracker
         if token_ids:
             request.tokens.put_tokens(token_ids)
-            if request.is_queued:
-                self._requests.mark_token(request)
+            self._requests.mark_token(request)
             is_past = tracker.decode_has_spoken and len(tracker.output_ids) >= request.cleared_len
             if is_past and (request.num_losses or request.num_excused):
                 request.clear_losses()
@@ -327,6 +356,7 @@ class Attempts:
             if tracker.decode_has_spoken and not tracker.lacks_prompt_logprobs:
                 request.prefill_is_over()
                 self._room.is_due = True
+                self.moves.attempt_arrived(request)
         if tracker.state is RequestState.FINISHED and request.pair is not None:
             self._end_request(request, "finished")
 
@@ -338,6 +368,7 @@ class Attempts:
         request.release_pair(tell_workers=end != "finished")
         self._room.leave(request)
         self._room.is_due = True
+        self.moves.attempt_ended(request)
         self._requests.mark_ended(request)
         request.tokens.put_end()
         tracker = request.tracker

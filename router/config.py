@@ -217,8 +217,9 @@ class RouterConfig(RouterOptions):
         max_model_len: maximum prompt and output tokens of a request together.
         router_id: name in the cluster, kept over restarts.
         routers: addresses of all routers by name, this one included; empty: this router is alone.
-        workers: roles of all planned workers by name; empty: unknown.
+        workers: roles of all planned workers by name; empty, if not starts_from_zero: unknown.
         stores: names of all page stores.
+        starts_from_zero: the cluster may have no worker until a request waits for one.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
         key_file: file with some of the api_keys, read again when it changes; None: there is none.
@@ -246,6 +247,7 @@ class RouterConfig(RouterOptions):
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     workers: Mapping[str, Role] = field(default_factory=dict)
     stores: tuple[str, ...] = ()
+    starts_from_zero: bool = False
     num_restarts: int = 0
     shared_grpc_port: int = 0
     shared_http_port: int = 0

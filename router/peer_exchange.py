@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from tandem.repeat_limit import RepeatLimit
-from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
+from tandem.router.workers.peer_counts import NOTHING, AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.calls import call_errors, reason_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
@@ -44,6 +44,8 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         self._own_counts = own_counts
         self._on_counts = on_counts
         self._credentials = credentials
+        # The latest call of each router: an older one, whose end is noticed late, changes nothing any more.
+        self._calls: dict[str, object] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -51,17 +53,25 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 tasks.create_task(self._tell(address))
 
     async def ShareCounts(self, batches: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> pb.ShareCountsEnd:
-        router_id = ""
+        call, router_id = object(), ""
         try:
             async for message in batches:
-                if message.router_id in self._peers:
-                    router_id = message.router_id
-                    self._counts.record(router_id, _decode(message))
-                    self._on_counts()
+                if message.router_id not in self._peers:
+                    continue
+                router_id = message.router_id
+                if not message.is_change:
+                    self._calls[router_id] = call
+                elif self._calls.get(router_id) is not call or not self._counts.knows(router_id):
+                    # What it changes was forgotten: the next call begins with the whole load.
+                    break
+                self._counts.record(router_id, decode_counts(message), is_change=message.is_change)
+                self._on_counts()
         finally:
-            # The other routers may take its clients at once.
-            self._counts.forget(router_id)
-            self._on_counts()
+            if self._calls.get(router_id) is call:
+                del self._calls[router_id]
+                # The other routers may take its clients at once.
+                self._counts.forget(router_id)
+                self._on_counts()
         return pb.ShareCountsEnd()
 
     async def _tell(self, address: str) -> None:
@@ -79,21 +89,39 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _messages(self) -> AsyncIterator[pb.RouterCounts]:
+        feed = CountsFeed(self._router_id, self._own_counts)
         while True:
-            counts = self._own_counts()
-            yield pb.RouterCounts(
-                router_id=self._router_id,
-                num_requests=counts.num_requests,
-                num_queued=counts.num_queued,
-                num_requests_by_key=counts.num_requests_by_key,
-                assigned={worker_id: pb.AssignedLoad(**load._asdict()) for worker_id, load in counts.assigned.items()},
-                pid=counts.pid,
-                head_starts=counts.head_starts,
-            )
+            yield feed.next()
             await asyncio.sleep(INTERVAL_S)
 
 
-def _decode(message: Any) -> RouterCounts:
+class CountsFeed:
+    """What one router tells another: its whole load first, then changes."""
+
+    def __init__(self, router_id: str, own_counts: Callable[[], RouterCounts]) -> None:
+        self._router_id = router_id
+        self._own_counts = own_counts
+        self._told: Mapping[str, AssignedLoad] | None = None
+
+    def next(self) -> pb.RouterCounts:
+        counts, told = self._own_counts(), self._told
+        self._told = assigned = counts.assigned
+        if told is not None:
+            gone = dict.fromkeys(told.keys() - assigned.keys(), NOTHING)
+            assigned = {name: load for name, load in assigned.items() if told.get(name) != load} | gone
+        return pb.RouterCounts(
+            router_id=self._router_id,
+            num_requests=counts.num_requests,
+            num_queued=counts.num_queued,
+            num_requests_by_key=counts.num_requests_by_key,
+            assigned={worker_id: pb.AssignedLoad(**load._asdict()) for worker_id, load in assigned.items()},
+            pid=counts.pid,
+            head_starts=counts.head_starts,
+            is_change=told is not None,
+        )
+
+
+def decode_counts(message: Any) -> RouterCounts:
     return RouterCounts(
         message.num_requests,
         message.num_queued,

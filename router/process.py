@@ -41,6 +41,7 @@ from tandem.router.text.embedding_dimensions import read_embedding_dimensions
 from tandem.router.text.generation_config import FILE, SamplingDefaults, read_sampling_defaults
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.workers.leans import Lean, RouterDemand
+from tandem.router.workers.sizes import ClusterSize
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
@@ -59,7 +60,8 @@ PROBE_TIMEOUT_S = 5.0
 # Limit on the wait for workers before a router opens the shared ports.
 SHARED_PORTS_TIMEOUT_S = 5.0
 HEALTH_INTERVAL_S = 0.02
-# Open files besides the clients' connections: workers' connections, refused clients, logs, libraries.
+# Open files besides the connections of clients and of planned workers: further workers, routers, refused clients, logs,
+# libraries.
 NUM_OTHER_FILES = 512
 # The interpreter's thread switch interval, in seconds. With the default of 5 ms the loop waits as long for each thread
 # that reads a large request.
@@ -109,8 +111,8 @@ class RouterProcess:
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         return self._loop_thread.call(self._set_workers(planned), PROBE_TIMEOUT_S)
 
-    def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        return self._loop_thread.call(self._exchange_leans(leans), PROBE_TIMEOUT_S)
+    def exchange_leans(self, leans: Mapping[str, Lean], size: ClusterSize | None) -> RouterDemand:
+        return self._loop_thread.call(self._exchange_leans(leans, size), PROBE_TIMEOUT_S)
 
     def look_at_files(self) -> None:
         """Looks at the files of certificates and keys without waiting for WATCH_INTERVAL_S. Returns at once."""
@@ -226,9 +228,9 @@ class RouterProcess:
         assert self._router is not None
         return self._router.set_workers(planned)
 
-    async def _exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
+    async def _exchange_leans(self, leans: Mapping[str, Lean], size: ClusterSize | None) -> RouterDemand:
         assert self._router is not None
-        return self._router.exchange_leans(leans)
+        return self._router.exchange_leans(leans, size)
 
     async def _leave(self) -> int:
         assert self._router is not None
@@ -267,14 +269,15 @@ class RouterProcess:
 
 
 def _within_open_files(config: RouterConfig, num_files: int) -> RouterConfig:
-    """Lowers max_connections so that clients leave NUM_OTHER_FILES. Raises ValueError if none are left for them."""
+    """Lowers max_connections so that clients leave the others' files. Raises ValueError if none are left for them."""
     num_ports = 4 if config.shared_grpc_port else 2
-    max_connections = (num_files - NUM_OTHER_FILES) // num_ports
+    num_other_files = NUM_OTHER_FILES + len(config.workers)
+    max_connections = (num_files - num_other_files) // num_ports
     if max_connections >= config.max_connections:
         return config
     if max_connections < 1:
         raise ValueError(
-            f"the system allows {num_files} open files, and a router needs more than {NUM_OTHER_FILES + num_ports}: "
+            f"the system allows {num_files} open files, and a router needs more than {num_other_files + num_ports}: "
             "raise the limit (ulimit -Hn)"
         )
     logger.warning(

@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
@@ -22,6 +23,7 @@ from tandem.messages import (
     Hello,
     LeaseLost,
     LinkState,
+    NotMoved,
     Peers,
     PrefillDeferred,
     Progress,
@@ -45,6 +47,7 @@ from tandem.router.observe.live.record import LiveRecord
 from tandem.router.observe.metrics import RouterMetrics
 from tandem.router.observe.request_lines import KeptLines, LineSink, RequestLines, SocketLines
 from tandem.router.observe.request_observers import RequestObservers, record_request
+from tandem.router.observe.size_metrics import size_metrics
 from tandem.router.policies.base import RoutingPolicy
 from tandem.router.policies.guard import GuardedPolicy
 from tandem.router.recalls import Recalls
@@ -57,6 +60,7 @@ from tandem.router.waiting_room import WaitingRoom
 from tandem.router.worker_wait import WorkerWait
 from tandem.router.workers.leans import GOOD_FOR_S, Lean, RouterDemand
 from tandem.router.workers.peer_counts import NOTHING, PeerCounts, RouterCounts
+from tandem.router.workers.sizes import ClusterSize
 from tandem.router.workers.store_registry import StoreRegistry
 from tandem.router.workers.worker import Worker
 from tandem.router.workers.worker_registry import WorkerRegistry
@@ -64,6 +68,9 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.25
+# Peers named to workers between two looks, 2 µs each. While hundreds of workers join, each join changes the peers of a
+# hundred others.
+NAMES_PER_LOOK = 16_384
 # Interval between looks at the stores' answers to a reset, in seconds.
 RESET_POLL_S = 0.01
 # Seconds for a client to read an ended output.
@@ -82,6 +89,7 @@ class Router:
         idle: set while no request is in hand.
         kept_lines: the sink of request_lines if they wait for the supervisor, else None.
         live: recent history for the live page.
+        size: numbers of processes that follow the load, as last told; None: no number does.
     """
 
     def __init__(
@@ -92,6 +100,8 @@ class Router:
         self.incarnation = uuid.uuid4().hex[:12]
         self._numbers = itertools.count()
         self._arrivals = itertools.count()
+        # Also of requests refused for lack of room.
+        self._num_arrivals = 0
         self._requests = RequestsInHand()
         self._draining = False
         self.kept_lines = KeptLines() if config.keeps_request_lines else None
@@ -106,12 +116,19 @@ class Router:
         self.elsewhere = PeerCounts(clock, self.head_starts.learn)
         self.stores = StoreRegistry(clock, config.heartbeat_timeout_s, planned=config.stores)
         self.workers = WorkerRegistry(
-            clock, config.heartbeat_timeout_s, config.stall_timeout_s, config.workers, config.placement, self.stores
+            clock,
+            config.heartbeat_timeout_s,
+            config.stall_timeout_s,
+            config.workers if config.workers or config.starts_from_zero else None,
+            config.placement,
+            self.stores,
         )
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
         self._next_probe = clock()
         self._leans_until = math.inf
+        self._num_names_left = NAMES_PER_LOOK
+        self.size = ClusterSize() if config.starts_from_zero else None
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -127,6 +144,7 @@ class Router:
             "Pages of all connected page stores that the router knows",
             lambda: sum(len(store.prefixes) for store in self.stores),
         )
+        self.metrics.add_families(lambda: size_metrics(self.size))
         self.live = LiveRecord()
         self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
         self.live.journal.started(config.router_id, config.num_restarts)
@@ -145,6 +163,7 @@ class Router:
             self.clocks,
             self.live.journal,
             clock,
+            self._make_id,
         )
 
     @property
@@ -168,11 +187,28 @@ class Router:
     @property
     def oldest_age_s(self) -> float:
         oldest = self._requests.oldest
-        return self._config.request_timeout_s - (oldest.deadline - self._clock()) if oldest else 0.0
+        return self._age_s(oldest) if oldest else 0.0
+
+    def _age_s(self, request: ActiveRequest) -> float:
+        return self._config.request_timeout_s - (request.deadline - self._clock())
+
+    @property
+    def router_names(self) -> list[str]:
+        """The routers that are to run, this one included."""
+        running = self.size.routers if self.size is not None else ()
+        return [
+            name for name in self._config.routers if not running or name in running or name == self._config.router_id
+        ]
 
     def not_ready_reason(self) -> str:
-        """Returns why no request can be served now, or ""."""
-        return SHUTTING_DOWN if self._draining else self.workers.not_ready_reason()
+        """Returns why no request can be served now, nor once workers have been started for it, or ""."""
+        if self._draining:
+            return SHUTTING_DOWN
+        if not (reason := self.workers.not_ready_reason()) or self.size is None:
+            return reason
+        if not all(map(self.size.starts_from_zero, self.workers.missing_roles() or ("prefill", "decode"))):
+            return reason
+        return f"{reason}; {self.size.refusal}" if self.size.refusal else ""
 
     def drain(self) -> None:
         """Refuses new requests, and fails waiting requests if there are no workers: lost ones may not come back."""
@@ -189,7 +225,10 @@ class Router:
 
     def make_tracker(self, spec: RequestSpec) -> RequestTracker:
         """Returns a tracker with a globally unique id."""
-        return RequestTracker(make_request_id(self.incarnation, next(self._numbers)), spec)
+        return RequestTracker(self._make_id(), spec)
+
+    def _make_id(self) -> str:
+        return make_request_id(self.incarnation, next(self._numbers))
 
     def submit_request(self, tracker: RequestTracker) -> ActiveRequest:
         """Begins to serve a request. The caller must close it in any case.
@@ -203,6 +242,7 @@ class Router:
         self._set_age(tracker)
         request = ActiveRequest(tracker, self._clock() + self._config.request_timeout_s, next(self._arrivals))
         self._requests.add(request)
+        self._num_arrivals += 1
         self.idle.clear()
         self._attempts.start_attempt(request)
         self._attempts.serve_waiting()
@@ -232,6 +272,7 @@ class Router:
             raise UnavailableError(SHUTTING_DOWN)
         num_queued = self.num_queued + self.elsewhere.num_queued
         if num_queued + num_requests > self._config.max_queued_requests:
+            self._num_arrivals += num_requests
             raise OverloadedError(f"{num_queued} requests wait for their first token already; try again later")
         self._room.check_space()
 
@@ -242,8 +283,10 @@ class Router:
             tracker.arrival_ns = max(resumption.state.arrival_ns, tracker.arrival_ns - MAX_AGE_NS)
 
     def update_loads(self) -> None:
-        for worker in self.workers:
-            worker.set_load_elsewhere(self.elsewhere.assigned_to(worker.worker_id))
+        self.elsewhere.forget_silent()
+        for worker_id, load in self.elsewhere.take_changed().items():
+            if (worker := self.workers.get(worker_id)) is not None:
+                worker.set_load_elsewhere(load)
 
     def reset_caches(self) -> int:
         """Clears all workers' cached prefixes, and the page stores. Returns the number of workers."""
@@ -298,6 +341,7 @@ class Router:
         if old is not None:
             self.lose_worker(old, "reconnected", "it has connected again")
         worker = self.workers.register(hello, send, disconnect)
+        worker.set_load_elsewhere(self.elsewhere.assigned_to(hello.worker_id))
         if hello.start_s:
             self._worker_wait.note_start(hello.worker_id, hello.start_s)
         worker.send([Welcome(self.incarnation, self._policy.wants_prefixes), self.clocks.probe()])
@@ -312,17 +356,33 @@ class Router:
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """Sets the planned workers' roles: new requests go to no others. Returns the requests left on each other
         worker."""
-        if planned != self.workers.planned:
-            self.workers.set_planned(planned)
+        if self.workers.set_planned(planned):
             self._room.is_due = True
+            self._attempts.moves.look()
             self._attempts.serve_waiting()
         return {w.worker_id: w.assigned_here.num_requests for w in self.workers if not self.workers.stays(w)}
 
-    def exchange_leans(self, leans: Mapping[str, Lean]) -> RouterDemand:
-        """Sets the workers' leans for GOOD_FOR_S, or until the next call. Returns this router's demand."""
+    def exchange_leans(self, leans: Mapping[str, Lean], size: ClusterSize | None = None) -> RouterDemand:
+        """Sets the workers' leans for GOOD_FOR_S, or until the next call, and the cluster's size. Returns this router's
+        demand."""
         self._leans_until = self._clock() + GOOD_FOR_S
         self.workers.set_leans(leans)
-        return self.workers.demand(self._attempts.prompts)
+        self.size = size
+        self._worker_wait.first_start_s = size.start_s if size is not None else 0.0
+        return self.demand()
+
+    def demand(self) -> RouterDemand:
+        of_workers = self.workers.demand(self._attempts.prompts)
+        oldest = self._requests.oldest_queued
+        return replace(
+            of_workers,
+            arrivals=self._num_arrivals,
+            num_waiting=self.num_queued,
+            waiting_tokens=of_workers.waiting_tokens + self._room.num_tokens,
+            oldest_wait_s=self._age_s(oldest) if oldest is not None else 0.0,
+            num_unplaced=self.num_waiting,
+            cpu_s=time.thread_time(),
+        )
 
     def receive(self, worker: Worker, message: WorkerMessage) -> None:
         self.workers.record_heard(worker)
@@ -343,6 +403,7 @@ class Router:
                 | Finished()
                 | Failed()
                 | GaveBack()
+                | NotMoved()
                 | LeaseLost()
                 | PrefillDeferred()
                 | Unservable()
@@ -397,6 +458,8 @@ class Router:
         if stood_still_s > WATCH_INTERVAL_S:
             self.workers.excuse_silence(stood_still_s)
             self.stores.excuse_silence(stood_still_s)
+        self._num_names_left = NAMES_PER_LOOK
+        self._send_peers()
         # Also drops the load of a silent router.
         self.update_loads()
         for worker, kind, reason in self.workers.find_lost():
@@ -417,7 +480,12 @@ class Router:
             self._attempts.fail_request(request, reason, RequestTimeoutError)
         for request in self._requests.without_word(now):
             self._attempts.retry_without_word(request)
+        if self.size is not None and self.size.failure:
+            self._attempts.give_up_waiting(self._room.find_overdue(0.0), self.size.failure)
+        self._attempts.moves.look()
         waited = f"nobody came within {self._worker_wait.limit_s:g} s"
+        if self.size is not None and self.size.refusal:
+            waited = f"{self.size.refusal}; {waited}"
         self._attempts.give_up_waiting(self._room.find_overdue(), waited)
         self._attempts.serve_waiting()
         for request in self._requests.undelivered():
@@ -432,7 +500,8 @@ class Router:
             request.on_overdue()
 
     def _send_peers(self) -> None:
-        peers = Peers(self.workers.peers())
-        for worker in self.workers:
-            if worker.sends:
-                worker.send([peers])
+        """Tells senders their changed peers: at once, but for the start of a large cluster."""
+        while self._num_names_left > 0 and (worker := self.workers.take_untold()) is not None:
+            peers = Peers(self.workers.peers_of(worker))
+            self._num_names_left -= 1 + len(peers.peers)
+            worker.send([peers])

@@ -38,6 +38,7 @@ class WaitingRoom:
 
     Attributes:
         is_due: True if something has happened since `take_next` last found nothing.
+        num_tokens: tokens to prefill of its requests.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class WaitingRoom:
             (is_suspect, embeds): [] for is_suspect in (True, False) for embeds in (False, True)
         }
         self._num_bytes = 0
+        self.num_tokens = 0
         self._no_pair_since: float | None = None
         self.is_due = False
 
@@ -90,6 +92,8 @@ class WaitingRoom:
         request.waiting_since = self._clock()
         request.waiting_bytes = _held_bytes(request.tracker)
         self._num_bytes += request.waiting_bytes
+        request.waiting_tokens = _num_tokens(request.tracker)
+        self.num_tokens += request.waiting_tokens
         bisect.insort(self._queue_of(request), request, key=_by_age)
         self.is_due = True
 
@@ -99,6 +103,7 @@ class WaitingRoom:
         queue = self._queue_of(request)
         del queue[bisect.bisect_left(queue, request.number, key=_by_age)]
         self._num_bytes -= request.waiting_bytes
+        self.num_tokens -= request.waiting_tokens
         self._metrics.worker_wait.observe(self._clock() - request.waiting_since)
         request.waiting_since = None
 
@@ -114,15 +119,20 @@ class WaitingRoom:
         self.is_due = any(queue for (is_suspect, _), queue in self._queues.items() if is_suspect)
         return None
 
-    def find_overdue(self) -> list[ActiveRequest]:
-        """Returns the requests that have waited too long. Call it regularly."""
+    def find_overdue(self, timeout_s: float | None = None) -> list[ActiveRequest]:
+        """Returns the requests that have waited too long. Call it regularly.
+
+        Args:
+            timeout_s: time without any pair; None: the usual one.
+        """
         now = self._clock()
         if self._registry.is_ready:
             self._no_pair_since = None
             return []
         if self._no_pair_since is None:
             self._no_pair_since = now
-        since, timeout_s = self._no_pair_since, self._timeout_s()
+        since = self._no_pair_since
+        timeout_s = self._timeout_s() if timeout_s is None else timeout_s
         waiting = [r for queue in self._queues.values() for r in queue]
         overdue = [r for r in waiting if now - max(r.waiting_since or 0.0, since) >= timeout_s]
         return [r for r in overdue if not self._registry.serves(embeds=r.tracker.embeds)]
@@ -154,8 +164,11 @@ def _takes_suspect(worker: Worker) -> bool:
     return not worker.num_suspects and worker.num_starting < MAX_STARTING
 
 
+def _num_tokens(tracker: RequestTracker) -> int:
+    return len(tracker.prompt_ids) + len(tracker.output_ids)
+
+
 def _held_bytes(tracker: RequestTracker) -> int:
     sampling = tracker.sampling
     num_named = 2 * len(sampling.logit_bias) + len(sampling.allowed_token_ids)
-    num_tokens = len(tracker.prompt_ids) + len(tracker.output_ids) + num_named
-    return BYTES_PER_REQUEST + BYTES_PER_TOKEN * num_tokens
+    return BYTES_PER_REQUEST + BYTES_PER_TOKEN * (_num_tokens(tracker) + num_named)

@@ -11,13 +11,21 @@ START_MARGIN_S = 30.0
 # Taken for a start before any worker has joined.
 UNKNOWN_START_S = 60.0
 MAX_WAIT_S = 900.0
+# Starts of an added worker for which requests wait, whatever they take.
+ADDED_FACTOR = 2.0
 
 
 class WorkerWait:
-    """The limit of a request's wait: as configured, or the worst detection plus the longest measured start."""
+    """The limit of a request's wait: as configured, or the worst detection plus the longest measured start.
+
+    Attributes:
+        first_start_s: time of the start of a worker that is added for waiting requests, as the supervisor measured it;
+            0: none is.
+    """
 
     def __init__(self, configured_s: float) -> None:
         self._configured_s = configured_s
+        self.first_start_s = 0.0
         # By worker, of its latest life.
         self._start_s: dict[str, float] = {}
 
@@ -30,4 +38,6 @@ class WorkerWait:
         if self._configured_s != DERIVED:
             return self._configured_s
         longest_s = max(self._start_s.values(), default=UNKNOWN_START_S)
-        return min(MAX_WAIT_S, DETECTION_S + START_FACTOR * longest_s + START_MARGIN_S)
+        limit_s = min(MAX_WAIT_S, DETECTION_S + START_FACTOR * longest_s + START_MARGIN_S)
+        # The start may be planned late, and the first one may fail.
+        return max(limit_s, ADDED_FACTOR * self.first_start_s)

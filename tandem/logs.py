@@ -1,11 +1,15 @@
 """Log files and levels of a cluster's processes."""
 
 import logging
+import logging.handlers
 import sys
 from pathlib import Path
 
 from tandem.config import LogConfig
 
+# A log that reaches this size becomes NAME.log.1, and a new one begins.
+MAX_BYTES = 64 * 2**20
+NUM_OLDER = 1
 FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
@@ -25,7 +29,7 @@ def configure(name: str, log: LogConfig) -> None:
         path = log_file(log.directory, name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handler = _LogFile(path, encoding="utf-8")
+            handler = _LogFile(path, maxBytes=MAX_BYTES, backupCount=NUM_OLDER, encoding="utf-8")
         except OSError as error:
             raise ValueError(f"cannot write the log {path}: {error.strerror}; choose another log_dir") from error
     logging.basicConfig(level=max(level, logging.INFO), format=FORMAT, handlers=[handler], force=True)
@@ -33,7 +37,7 @@ def configure(name: str, log: LogConfig) -> None:
     logging.getLogger("tandem").setLevel(level)
 
 
-class _LogFile(logging.FileHandler):
+class _LogFile(logging.handlers.RotatingFileHandler):
     """Reports a failed write, as on a full disk, in one line on standard error until a write succeeds."""
 
     _is_failing = False

@@ -10,7 +10,7 @@ from tandem.head_slice import HeadSlice
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,13 +374,36 @@ class PrefillDeferred:
 
 @dataclass(frozen=True, slots=True)
 class GaveBack:
-    """Ends the attempt that is cheapest to redo, when a decode worker has no free page.
+    """Ends the attempt that is cheapest to redo, when a decode worker has no free page, or one that moves.
 
     The router restarts the request with its tokens so far, without counting a failure.
+
+    Attributes:
+        is_move: the pages of an ordered Move are at the other worker.
     """
 
     request_id: str
     attempt: int
+    is_move: bool = False
+
+
+# Reasons of NotMoved: the first request of its worker stays; the attempt has ended; no link; the lease was not granted
+# at once; the grammar is not compiled there; the pages find no room here; the output outgrew the lease; the copy was
+# lost, or took too long.
+MOVE_REFUSALS = ("oldest", "ended", "no_link", "busy", "grammar", "no_room", "outgrown", "lost", "late")
+
+
+@dataclass(frozen=True, slots=True)
+class NotMoved:
+    """Answers Move: the stream goes on at its worker.
+
+    Attributes:
+        reason: one of MOVE_REFUSALS.
+    """
+
+    request_id: str
+    attempt: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,6 +554,8 @@ class Admit:
         resume_token: stored with the record; opaque to workers.
         client: digest of the client whose turn it is to have a grammar compiled; "" without a grammar.
         prefill_worker_id: worker that computes the prompt; "" if unknown.
+        copy_of: request whose pages go ahead of its move under this id; "" for none. Their lease is granted at once or
+            refused, and no token follows.
     """
 
     request_id: str
@@ -546,6 +571,7 @@ class Admit:
     resume_token: bytes = b""
     client: str = ""
     prefill_worker_id: str = ""
+    copy_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,6 +580,7 @@ class Prefill:
 
     Attributes:
         embedding: answer with Embedded instead of a first token and a handover. Then decode_worker_id is "".
+        is_move: goes on with a stream that this worker gave back for a move: before all queued prompts.
     """
 
     request_id: str
@@ -569,6 +596,24 @@ class Prefill:
     resume_token: bytes = b""
     embedding: EmbeddingParams | None = None
     client: str = ""
+    is_move: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Has a worker send a running stream's pages ahead, and give the stream back once they are there.
+
+    Attributes:
+        copy_id: id under which the other worker has admitted the pages.
+        num_tokens: leading tokens whose pages go ahead, a multiple of the page size.
+    """
+
+    request_id: str
+    attempt: int
+    copy_id: str
+    decode_worker_id: str
+    num_tokens: int
+    cache_namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -759,7 +804,8 @@ class Refused:
 
     Attributes:
         reason: "gone": the attempt has ended; "too_large": it exceeds the pool; "unknown": no Admit of this attempt and
-            length has arrived; "full": too many leases are waiting, so ask again later.
+            length has arrived; "full": too many leases are waiting, so ask again later. Of pages that go ahead of a
+            move: "busy": they would have to wait; "grammar": the request's grammar is not compiled.
     """
 
     lease_id: str
@@ -794,8 +840,9 @@ WorkerMessage = (
     | ClockReply
     | Progress
     | CachedPrefixes
+    | NotMoved
 )
 StoreReport = StoreJoin | StoreBeat | CachedPrefixes | CacheWasReset
-RouterMessage = Welcome | Peers | Admit | Prefill | Abort | Recall | ResetCache | RepeatPrefixes | ClockProbe
+RouterMessage = Welcome | Peers | Admit | Prefill | Move | Abort | Recall | ResetCache | RepeatPrefixes | ClockProbe
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

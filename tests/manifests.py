@@ -22,7 +22,12 @@ DEPLOYMENT = ROOT / "deploy/manifests"
 SCHEMAS = ROOT / "tests/data/schemas"
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 # Schema names of custom resources.
-CUSTOM = {"ServiceMonitor": "service-monitor", "RayCluster": "ray-cluster", "RayService": "ray-service"}
+CUSTOM = {
+    "ServiceMonitor": "service-monitor",
+    "RayCluster": "ray-cluster",
+    "RayService": "ray-service",
+    "ScaledObject": "scaled-object",
+}
 
 
 @cache

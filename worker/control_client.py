@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 
@@ -14,6 +14,8 @@ from tandem.messages import (
     ClockReply,
     Heartbeat,
     Hello,
+    LinkState,
+    Move,
     Peers,
     Prefill,
     Recall,
@@ -31,6 +33,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 from tandem.v1 import worker_pb2_grpc
 from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.heartbeat_feed import HeartbeatFeed
 from tandem.worker.records import RecordKeeper
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ class ControlClient:
         records: RecordKeeper,
         account: CacheAccount,
         post: Callable[[Event], None],
+        links: Callable[[], Iterable[LinkState]],
         on_peers: Callable[[str, Peers], None],
         on_connected: Callable[[], None],
         on_lost: Callable[[str], None],
@@ -68,6 +72,7 @@ class ControlClient:
         """
         Args:
             heartbeat: None: be silent, and do not connect again.
+            links: returns the links that are up, which this worker tells at every Welcome.
             on_peers: receives the router's address and the decode workers it names.
             on_connected: called at every Welcome.
             on_lost: receives the address when a welcomed stream ends.
@@ -81,6 +86,7 @@ class ControlClient:
         self._records = records
         self._account = account
         self._post = post
+        self._links = links
         self._on_peers = on_peers
         self._on_connected = on_connected
         self._on_lost = on_lost
@@ -159,6 +165,7 @@ class ControlClient:
             match message:
                 case Welcome():
                     self.router = message.router_incarnation
+                    self.send(list(self._links()))
                     if message.wants_prefixes and self._writer is not None:
                         self._prefixes = PrefixFeed(self._account, self._writer)
                         self._prefixes.catch_up()
@@ -170,7 +177,7 @@ class ControlClient:
                 case Admit() | Prefill() if router_of(message.request_id) == self.router:
                     self._records.begin(message)
                     self._post(FromRouter(message, received_ns))
-                case Abort() if router_of(message.request_id) == self.router:
+                case Abort() | Move() if router_of(message.request_id) == self.router:
                     self._post(FromRouter(message))
                 case ResetCache():
                     self._post(FromRouter(message))
@@ -185,8 +192,9 @@ class ControlClient:
                     raise ValueError(f"unexpected {message!r} from router {self.router}")
 
     async def _beat(self, writer: BatchWriter) -> None:
+        feed = HeartbeatFeed()
         while True:
             if (heartbeat := self._heartbeat()) is not None:
-                writer.send([heartbeat])
+                writer.send([feed.next(heartbeat)])
             self.catch_up()
             await asyncio.sleep(self._heartbeat_interval_s)

@@ -118,6 +118,11 @@ class WorkerProcess:
             raise ValueError(self._refusal)
         self._on_progress("ready")
 
+    def set_routers(self, addresses: Sequence[str]) -> None:
+        """Joins new routers, and leaves those that are no longer named. Does nothing before `connect`."""
+        if self._loop_thread.loop is not None:
+            self._loop_thread.call(self._set_routers(addresses), CALL_TIMEOUT_S)
+
     def stop(self) -> None:
         """Leaves the cluster and ends both threads. The router restarts the worker's requests elsewhere."""
         if self._stopped.is_set():
@@ -233,6 +238,10 @@ class WorkerProcess:
         if self._store is not None:
             self._store.start(hello, self._credentials, post)
         return address
+
+    async def _set_routers(self, addresses: Sequence[str]) -> None:
+        if self._routers is not None:
+            self._routers.set_addresses(addresses)
 
     async def _connect(self, router_addresses: Sequence[str]) -> None:
         assert self._hello is not None and self._links is not None

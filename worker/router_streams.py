@@ -66,26 +66,33 @@ class RouterStreams:
         self._records = records
         self._peers = PeerUnion(clock)
         self._account = CacheAccount()
-        self._clients = [
-            ControlClient(
-                address,
-                hello,
-                credentials=credentials,
-                heartbeat=heartbeat,
-                heartbeat_interval_s=heartbeat_interval_s,
-                records=records,
-                account=self._account,
-                post=post,
-                on_peers=self._name_peers,
-                on_connected=on_connected,
-                on_lost=self._lose_router,
-            )
-            for address in addresses
-        ]
+        # Links that are up, by decode worker and its incarnation: a router that welcomes this worker knows none.
+        self._links: dict[tuple[str, str], LinkState] = {}
+        self._new_client = lambda address: ControlClient(
+            address,
+            hello,
+            credentials=credentials,
+            heartbeat=heartbeat,
+            heartbeat_interval_s=heartbeat_interval_s,
+            records=records,
+            account=self._account,
+            post=post,
+            links=self._links.values,
+            on_peers=self._name_peers,
+            on_connected=on_connected,
+            on_lost=self._lose_router,
+        )
+        self._clients = [self._new_client(address) for address in addresses]
+        # Of `run`, by address.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._has_changed = asyncio.Event()
 
     def send(self, messages: Sequence[WorkerMessage]) -> None:
         """Sends each message to its router, or drops it if that router has no stream."""
         self._records.note(messages)
+        for message in messages:
+            if isinstance(message, LinkState):
+                self._note_link(message)
         clients = {client.router: client for client in self._clients if client.router}
         if len(clients) == 1:
             # The router ignores messages of other routers' requests.
@@ -94,6 +101,13 @@ class RouterStreams:
             return
         for router, own in _by_router(messages, tuple(clients)).items():
             clients[router].send(own)
+
+    def _note_link(self, state: LinkState) -> None:
+        key = state.decode_worker_id, state.decode_incarnation
+        if state.up:
+            self._links[key] = state
+        else:
+            self._links.pop(key, None)
 
     def tell_changes(self, changes: PageChanges) -> None:
         self._account.apply(changes)
@@ -107,15 +121,41 @@ class RouterStreams:
         Raises:
             ConnectionError: no router was connected for connect_timeout_s, or one refused this worker.
         """
-        tasks = [asyncio.create_task(work) for work in (*(client.run() for client in self._clients), self._watch())]
+        watch = asyncio.create_task(self._watch())
+        changed = asyncio.create_task(self._has_changed.wait())
+        self._start_clients()
         try:
-            (ended, *_), _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # The tasks end only by an exception.
-            ended.result()
+            while True:
+                running = [watch, *self._tasks.values()]
+                ended, _ = await asyncio.wait([changed, *running], return_when=asyncio.FIRST_COMPLETED)
+                if changed in ended:
+                    self._has_changed.clear()
+                    changed = asyncio.create_task(self._has_changed.wait())
+                for task in ended:
+                    # The others end only by an exception, or because their router is no longer named.
+                    if task in running and not task.cancelled():
+                        task.result()
         finally:
+            tasks = [watch, changed, *self._tasks.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Opens streams to new routers, and ends those to routers that are no longer named."""
+        named = dict.fromkeys(addresses)
+        known = {client.address: client for client in self._clients}
+        self._clients = [known.get(address) or self._new_client(address) for address in named]
+        for address in known.keys() - named.keys():
+            if (task := self._tasks.pop(address, None)) is not None:
+                task.cancel()
+        self._start_clients()
+        self._has_changed.set()
+
+    def _start_clients(self) -> None:
+        for client in self._clients:
+            if client.address not in self._tasks:
+                self._tasks[client.address] = asyncio.create_task(client.run())
 
     async def _watch(self) -> None:
         last_connected = time.monotonic()

@@ -11,6 +11,7 @@ from tandem.router.config import RouterAddresses, RouterConfig
 if TYPE_CHECKING:
     from tandem.router.process import RouterProcess
     from tandem.router.workers.leans import Lean, RouterDemand
+    from tandem.router.workers.sizes import ClusterSize
 
 # Ray sends results below 100 KiB inline. The supervision would fetch larger ones later, and block if the node is lost.
 MAX_LINES_BYTES = 64 << 10
@@ -53,9 +54,9 @@ class RouterActor(ProcessActor[RouterConfig]):
         """As Router.set_workers; {} before the start: ask again."""
         return self._process.set_workers(planned) if self._process is not None else {}
 
-    def exchange_leans(self, leans: "Mapping[str, Lean]") -> "RouterDemand | None":
+    def exchange_leans(self, leans: "Mapping[str, Lean]", size: "ClusterSize | None") -> "RouterDemand | None":
         """As Router.exchange_leans; None before the start: ask again."""
-        return self._process.exchange_leans(leans) if self._process is not None else None
+        return self._process.exchange_leans(leans, size) if self._process is not None else None
 
     def look_at_files(self) -> None:
         """As RouterProcess.look_at_files; a start reads the files anyway."""

@@ -61,6 +61,11 @@ class WorkerActor(ProcessActor[WorkerPlan]):
         assert self._process is not None
         self._process.connect(router_addresses)
 
+    def set_routers(self, router_addresses: Sequence[str]) -> None:
+        """Replaces the routers; nothing before `connect`."""
+        if self._process is not None:
+            self._process.set_routers(router_addresses)
+
     def progress(self) -> str:
         return self._progress
 

@@ -5,7 +5,8 @@ import sys
 from typing import Protocol
 
 from tandem import exit_codes
-from tandem.config import ROLES, WORKER_KINDS
+from tandem.config import ROLES
+from tandem.deploy.config.bounds import SIZED_KINDS, SizedKind, count_argument
 from tandem.deploy.config.cluster_options import DEFAULT_NAME
 
 LIST_EXAMPLES = """\
@@ -21,12 +22,14 @@ examples:
   tandem logs chat prefill-0
 """
 SCALE_EXAMPLES = """\
+A number stays until the next scale; LOW:HIGH lets the number follow the load between these bounds.
 Requests continue: a leaving worker gets no new ones and ends when it has none left. After --drain-timeout,
 its requests restart elsewhere and continue behind the tokens already sent.
 
 examples:
   tandem scale --decode 3
   tandem scale chat --prefill 1 --decode 2
+  tandem scale --workers 2:6
 """
 RESTART_EXAMPLES = """\
 A router's requests end within --drain-timeout, or go on at another router, for clients that resume streams. A worker's
@@ -63,13 +66,25 @@ def add_cluster_commands(add: AddCommand) -> None:
     logs.add_argument("--follow", action="store_true", help="keep printing new lines until Ctrl-C")
     logs.set_defaults(run=_logs, name=logs.prog)
     scale = add(
-        "scale", "change the number of workers", "Start or end workers of a cluster while it serves.", SCALE_EXAMPLES
+        "scale",
+        "change the number of workers",
+        "Start or end workers or routers of a cluster while it serves.",
+        SCALE_EXAMPLES,
     )
     add_cluster_name(scale)
     for role in ROLES:
-        scale.add_argument(f"--{role}", type=_count, metavar="N", help=f"{role} workers (default: unchanged)")
+        scale.add_argument(
+            f"--{role}", type=_count, metavar="N", help=f"{role} workers, or LOW:HIGH (default: unchanged)"
+        )
     scale.add_argument(
         "--workers", dest="any", type=_count, metavar="N", help="workers of a cluster that was started with --workers"
+    )
+    scale.add_argument(
+        "--routers",
+        dest="router",
+        type=_count,
+        metavar="N",
+        help="routers, at most as many as the cluster was started for",
     )
     scale.set_defaults(run=_scale, name=scale.prog)
     restart = add(
@@ -104,11 +119,11 @@ def _add_ray_address(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
+def _count(text: str) -> str:
+    count = count_argument(text)
+    if isinstance(count, int) and count < 0:
         raise argparse.ArgumentTypeError("must not be negative")
-    return number
+    return str(count)
 
 
 def address_of(arguments: argparse.Namespace) -> str:
@@ -144,9 +159,14 @@ def _logs(arguments: argparse.Namespace) -> int:
 def _scale(arguments: argparse.Namespace) -> int:
     from tandem.deploy.cli.clusters import scale_cluster
 
-    counts: dict[str, int] = {kind: count for kind in WORKER_KINDS if (count := getattr(arguments, kind)) is not None}
+    counts: dict[SizedKind, str] = {
+        kind: count for kind in SIZED_KINDS if (count := getattr(arguments, kind)) is not None
+    }
     if not counts:
-        print(f"{arguments.name}: how many? give --workers, or --prefill, --decode or --both", file=sys.stderr)
+        print(
+            f"{arguments.name}: how many? give --workers, or --prefill, --decode or --both, or --routers",
+            file=sys.stderr,
+        )
         return exit_codes.USAGE
     if arguments.ray_address:
         from tandem.deploy.cli.remote_clusters import scale_remote

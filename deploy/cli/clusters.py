@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem import exit_codes
+from tandem.deploy.config.bounds import SizedKind
 from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags
 from tandem.deploy.host.process_tree import send_signal
 from tandem.deploy.host.run_record import Run, default_directory, find_runs, logs_of_detached
 from tandem.deploy.supervise.control import ask
 from tandem.logs import log_file
+from tandem.processes import ProcessId
 
 _LOOK_INTERVAL_S = 0.1
 _SWEEP_S = 15.0
@@ -69,7 +71,7 @@ def stop_cluster(name: str) -> int:
     return 0
 
 
-def scale_cluster(name: str, counts: Mapping[str, int]) -> int:
+def scale_cluster(name: str, counts: Mapping[SizedKind, str]) -> int:
     return _ask(name, {"do": "scale", "counts": counts})
 
 
@@ -117,11 +119,8 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
         return fail(f"{process} is no process of the cluster", exit_codes.USAGE)
     path = log_file(about.log_dir, process) if process else Path(about.log)
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            _show_more(file)
-            while follow and run.owner.guard.is_alive():
-                time.sleep(_LOOK_INTERVAL_S)
-                _show_more(file)
+        while _show_file(path, run.owner.guard if follow else None):
+            pass
     except FileNotFoundError:
         known = sorted(found.stem for found in path.parent.glob("*.log") if str(found) != about.log)
         return fail(f"the cluster {name} has no log of {process or 'its own'}; there are: {', '.join(known)}")
@@ -148,6 +147,26 @@ def _find(name: str) -> Run | None:
     last_logs = f"; the last one's logs are in {logs}" if logs.is_dir() else ""
     fail(f"no cluster named {name} runs on this host{there_are}{last_logs}")
     return None
+
+
+def _show_file(path: Path, followed: ProcessId | None) -> bool:
+    """Shows a log, and with `followed` what is added until that process ends. Returns whether a new log has begun."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        _show_more(file)
+        while followed is not None and followed.is_alive():
+            time.sleep(_LOOK_INTERVAL_S)
+            is_old = _is_other_file(path, file)
+            _show_more(file)
+            if is_old:
+                return True
+    return False
+
+
+def _is_other_file(path: Path, file: TextIO) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_ino != os.fstat(file.fileno()).st_ino
+    # Renamed, and the new one is still to come.
+    return False
 
 
 def _open_end(open_files: contextlib.ExitStack, path: str) -> TextIO | None:

@@ -13,7 +13,9 @@ from rich.table import Table
 
 from tandem import exit_codes
 from tandem.config import ROLES
+from tandem.deploy.cli.estimate_trace import estimate_bounds, print_bounds, read_trace
 from tandem.deploy.config.cluster_options import ON
+from tandem.deploy.estimate.bounds import mean_of
 from tandem.deploy.estimate.gpus import GPUS, Gpu
 from tandem.deploy.estimate.model import read_model
 from tandem.deploy.estimate.rates import (
@@ -22,6 +24,7 @@ from tandem.deploy.estimate.rates import (
     Split,
     decode_rate,
     largest_batch,
+    num_ranks_of,
     prefill_rate,
     prefill_s,
     prompt_of_load,
@@ -63,7 +66,11 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         decoder = None
         if degrees[1] != degrees[0]:
             decoder = replace(worker, gpu=gpu.joined(degrees[1]), degree=degrees[1])
-        prompt_len, output_len = arguments.workload
+        # Also refuses a trace for other workloads.
+        arrivals = None
+        if arguments.trace or isinstance(arguments.workload, str):
+            arrivals = read_trace(arguments)
+        prompt_len, output_len = mean_of(arrivals) if arrivals else arguments.workload
         limits = arguments.slo
         load = Load(
             prompt_len,
@@ -75,11 +82,18 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.store_hit_rate,
         )
         longest = worker.model.max_position_embeddings
-        if load.num_tokens > longest:
-            raise ValueError(f"a request of {load.num_tokens} tokens is longer than the model allows, {longest}")
+        num_tokens = (
+            max(arrival.prompt_len + arrival.output_len for arrival in arrivals) if arrivals else load.num_tokens
+        )
+        if num_tokens > longest:
+            raise ValueError(f"a request of {num_tokens} tokens is longer than the model allows, {longest}")
         found = estimate(worker, load, decoder)
         shared: list[Split] | None = None
-        if arguments.rate:
+        if arrivals:
+            # The longest request must fit too.
+            worker.pool_tokens("both", num_tokens)
+            found["bounds"] = estimate_bounds(worker, load, arrivals, arguments.start_time)
+        elif arguments.rate:
             shared = splits_for(worker, load, arguments.rate, decoder)
         elif arguments.gpus:
             if arguments.gpus > MAX_GPUS:
@@ -98,6 +112,8 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         _print(worker, load, found)
+        if arrivals:
+            print_bounds(found["bounds"], load)
         if shared:
             _print_splits(shared, arguments.rate, worker, decoder or worker)
     if shared == []:
@@ -256,9 +272,7 @@ def _loads(load: Load, found: dict[str, Any]) -> str:
 
 
 def _print_splits(shared: Sequence[Split], rate: float | None, worker: Worker, decoder: Worker) -> None:
-    num_ranks = max(
-        (split.num_prefill + split.num_both) * worker.degree + split.num_decode * decoder.degree for split in shared
-    )
+    num_ranks = max(num_ranks_of(split, worker, decoder) for split in shared)
     asked = f" for {rate:g} requests a second" if rate else ""
     num_gpus = -(-num_ranks // worker.workers_per_gpu)
     print(f"\n{num_gpus} GPU{'s' if num_gpus > 1 else ''}{asked}, prefill:decode workers, the best first:\n")

@@ -3,7 +3,9 @@
 import argparse
 import re
 from math import isfinite
+from pathlib import Path
 
+from tandem.bench.config import TRACES
 from tandem.bench.goodput import parse_duration
 from tandem.config import default_of
 from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
@@ -20,6 +22,7 @@ examples:
   tandem estimate --model org/name --gpu h200 --workload 4096/256
   tandem estimate --model org/name --gpu h200 --workload 4096/256 --slo ttft=500ms,itl=25ms --gpus 4
   tandem estimate --model org/name --gpu h100 --workload 2000/500 --slo ttft=1s --rate 20
+  tandem estimate --model org/name --gpu h200 --workload azure --trace FILE.csv --slo ttft=1s,itl=25ms
   tandem estimate --model DIRECTORY --gpu-memory 96 --bandwidth 3900 --flops 950 --link 450 --workload 1000/1000
 """
 _WORKLOAD = re.compile(r"([\d_,]+)/([\d_,]+)")
@@ -44,8 +47,17 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         "--workload",
         type=_workload,
         required=True,
-        metavar="IN/OUT",
-        help="tokens per prompt and per output, such as 4096/256",
+        metavar=f"IN/OUT|{'|'.join(TRACES)}",
+        help="tokens per prompt and per output, such as 4096/256, or the format of a trace",
+    )
+    add("--trace", type=Path, metavar="FILE", help="find the cheapest bounds of --workers for this trace")
+    add("--time-scale", type=_positive, default=1.0, metavar="X", help="factor on a trace's times (default: 1)")
+    add(
+        "--start-time",
+        type=_duration,
+        default=60.0,
+        metavar="TIME",
+        help="for a trace: time from a worker's order to its first request (default: 1m)",
     )
     add(
         "--slo",
@@ -125,7 +137,9 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _workload(text: str) -> tuple[int, int]:
+def _workload(text: str) -> tuple[int, int] | str:
+    if text in TRACES:
+        return text
     found = _WORKLOAD.fullmatch(text)
     try:
         prompt_len, output_len = (int(part.replace(",", "")) for part in found.groups()) if found else (0, 0)
@@ -133,9 +147,16 @@ def _workload(text: str) -> tuple[int, int]:
         prompt_len = output_len = 0
     if prompt_len < 1 or output_len < 1:
         raise argparse.ArgumentTypeError(
-            f"must be two numbers of tokens, each at least 1, such as 4096/256, not {text!r}"
+            f"must be two numbers of tokens, each at least 1, such as 4096/256, or {' or '.join(TRACES)}, not {text!r}"
         )
     return prompt_len, output_len
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _limits(text: str) -> dict[str, float]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from tandem import exit_codes
 from tandem.deploy.cli.clusters import fail, show_answer
+from tandem.deploy.config.bounds import SizedKind
 from tandem.deploy.joined.remote_cluster import GoneError, RayEndedError, RemoteCluster, RemoteError
 from tandem.deploy.joined.remote_logs import LogError, LogReader, ProcessLog, find_logs, process_names
 from tandem.deploy.joined.supervisor_actor import SERVING
@@ -52,7 +53,7 @@ def stop_remote(name: str, address: str) -> int:
     return _with_cluster(name, address, use)
 
 
-def scale_remote(name: str, address: str, counts: Mapping[str, int]) -> int:
+def scale_remote(name: str, address: str, counts: Mapping[SizedKind, str]) -> int:
     return _change_remote(name, address, lambda cluster: cluster.scale(counts))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from tandem.deploy.cli.serve_options import API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
+from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags, kind_of
@@ -31,6 +32,10 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
         raise ValueError("which model? give --model, or a line `model: ...` in the file of --config")
     for name in ("num_prefill", "num_decode"):
         values.setdefault(name, 0 if values.get("num_both") or values.get("num_any") else 1)
+    values["bounds"] = {
+        kind: given for kind, name in COUNT_FIELDS.items() if isinstance(given := values.get(name), Bounds)
+    }
+    values |= {COUNT_FIELDS[kind]: bounds.low for kind, bounds in values["bounds"].items()}
     keys = list(values.get("api_keys", ()))
     if key := environment.get(API_KEY_VARIABLE, ""):
         keys.append(key)
@@ -75,7 +80,13 @@ def read_file(path: Path) -> dict[str, Any]:
         if keys.count(key) > 1:
             raise ValueError(f"{path}: {key} is there twice")
     try:
-        return {options[key].field: options[key].check(value) for key, value in content.items()}
+        # YAML reads the bounds 1:8 as a number of base 60.
+        written = {key.value: value.value for key, value in node.value if isinstance(value, yaml.ScalarNode)}
+        given = {
+            key: written[key] if options[key].takes_bounds and type(value) is int else value
+            for key, value in content.items()
+        }
+        return {options[key].field: options[key].check(value) for key, value in given.items()}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

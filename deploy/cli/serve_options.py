@@ -2,7 +2,10 @@
 
 import argparse
 import math
+from collections.abc import Callable
+from typing import Any
 
+from tandem.deploy.config.bounds import count_argument
 from tandem.deploy.config.cluster_options import GROUPS, OPTIONS, SECURITY
 from tandem.deploy.config.options import Option
 
@@ -35,6 +38,8 @@ examples:
     tandem serve --model smollm2-135m-instruct --prefill 1 --decode 2
   the cluster of cluster.yaml, on other ports:
     tandem serve --config cluster.yaml --grpc-port 50061 --http-port 8001
+  as many workers as the load needs, between one and eight:
+    tandem serve --model org/name --workers 1:8
   for clients on other hosts, with API keys and TLS:
     tandem serve --model org/name --host 0.0.0.0 --api-key-file keys.txt \\
       --tls-cert cert.pem --tls-key key.pem
@@ -57,12 +62,18 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         groups[option.group].add_argument(
             f"--{option.name}",
             dest=option.field,
-            type=_finite if option.type is float else option.type,
+            type=_parser(option),
             action="append" if option.is_list else "store",
             metavar=metavar or None,
             choices=None if option.takes_path else option.choices or None,
             help=_help(option),
         )
+
+
+def _parser(option: Option) -> Callable[[str], Any]:
+    if option.takes_bounds:
+        return count_argument
+    return _finite if option.type is float else option.type
 
 
 def _help(option: Option) -> str:

@@ -9,6 +9,9 @@ from rich.table import Table
 from tandem.printable import printable
 from tandem.v1 import inference_pb2 as pb
 
+# More linked workers are counted.
+MAX_NAMES = 8
+
 
 def print_status(info: pb.ServerInfo) -> None:
     console = Console(highlight=False)
@@ -25,6 +28,11 @@ def print_status(info: pb.ServerInfo) -> None:
             pid = str(router.pid) if router.pid else ""
             routers.add_row(router.router_id, pid, router.grpc_address, router.http_address, state)
         console.print(routers)
+    if info.sizes:
+        console.print(_sizes(info.sizes))
+        for size in info.sizes:
+            if size.no_room:
+                console.print(f"[red]no more {_noun(size)}[/]: {escape(printable(size.no_room))}")
     workers, counts = (Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim") for _ in range(2))
     for column in ("worker", "role", "host", "pid", "linked to"):
         workers.add_column(column)
@@ -41,7 +49,7 @@ def print_status(info: pb.ServerInfo) -> None:
             f"{worker.role}, mostly {worker.lean}" if worker.lean in ("prefill", "decode") else worker.role,
             worker.address.rpartition(":")[0],
             str(worker.pid),
-            ", ".join(worker.linked_to),
+            ", ".join(worker.linked_to) if worker.num_links <= MAX_NAMES else f"{worker.num_links} workers",
             str(stats.num_queued),
             str(stats.num_running),
         )
@@ -76,13 +84,27 @@ def print_status(info: pb.ServerInfo) -> None:
         # The counters keep workers that have left.
         for shipped in (s for s in worker.stats.shipped if s.receiver_id in here):
             rate = f"{shipped.num_bytes / shipped.copying_ns:.2f}" if shipped.copying_ns else ""
-            size = f"{shipped.num_bytes / 1e9:.2f}"
-            links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), size, rate)
+            gb = f"{shipped.num_bytes / 1e9:.2f}"
+            links.add_row(worker.worker_id, shipped.receiver_id, shipped.transport, str(shipped.num_pages), gb, rate)
     if links.row_count:
         console.print(links)
     if info.placements:
         placed = ", ".join(f"{p.placement} ({p.reason}) {p.count}" for p in info.placements)
         console.print(f"[dim]placements by this router:[/] {placed}")
+
+
+def _sizes(sizes: Iterable[pb.SizeStatus]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for column in ("elastic", "bounds", "wanted", "ready", "starting", "draining", "start", "last change"):
+        table.add_column(column, justify="right" if column in ("wanted", "ready", "starting", "draining") else "left")
+    for size in sizes:
+        numbers = map(str, (size.target, size.ready, size.starting, size.leaving))
+        table.add_row(_noun(size), f"{size.low}:{size.high}", *numbers, f"{size.start_s:.0f} s", size.reason)
+    return table
+
+
+def _noun(size: pb.SizeStatus) -> str:
+    return "workers" if size.kind == "any" else size.kind
 
 
 def _stores(stores: Iterable[pb.StoreStatus]) -> Table:

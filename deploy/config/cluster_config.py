@@ -7,8 +7,20 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandem.config import DEVICES, ROLES, LogConfig, Role, TlsConfig, WorkerKind, default_of, require, require_one_of
+from tandem.config import (
+    DEVICES,
+    ROLES,
+    WORKER_KINDS,
+    LogConfig,
+    Role,
+    TlsConfig,
+    WorkerKind,
+    default_of,
+    require,
+    require_one_of,
+)
 from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
+from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
@@ -100,9 +112,11 @@ class ClusterConfig(ClusterOptions):
 
     Attributes:
         key_file: source of some of the api_keys.
+        bounds: bounds of the kinds of processes whose number follows the load, from the number in the kind's field on.
     """
 
     key_file: KeyFile | None = None
+    bounds: Mapping[SizedKind, Bounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = (
@@ -157,17 +171,19 @@ class ClusterConfig(ClusterOptions):
         )
         require(not any(given) or self.internal_tls != OFF, "internal_tls off has no use for internal_tls_cert")
         require(
-            not self.num_any or self.num_any == self.num_workers,
+            not self.most("any") or self.most("any") == self.most_workers,
             "num_any makes a cluster of workers that are all alike: it goes without num_prefill, num_decode and "
             "num_both",
         )
         require(
-            (self.num_prefill > 0) == (self.num_decode > 0),
-            f"{self.num_prefill} prefill and {self.num_decode} decode workers: both kinds are needed, or neither",
+            (self.most("prefill") > 0) == (self.most("decode") > 0),
+            f"{self.most('prefill')} prefill and {self.most('decode')} decode workers: both kinds are needed, or "
+            "neither",
         )
         require(
-            self.num_workers > 0, "at least one worker is needed: num_any, or num_prefill and num_decode, or num_both"
+            self.most_workers > 0, "at least one worker is needed: num_any, or num_prefill and num_decode, or num_both"
         )
+        self._check_bounds()
         require(
             not self.spans_nodes or bool(self.ray_address),
             f"placement_strategy {self.placement_strategy} is for the nodes of a Ray that is there: it needs "
@@ -178,6 +194,12 @@ class ClusterConfig(ClusterOptions):
                 self.spans_nodes or not getattr(self, name),
                 f"`{name}` is for a cluster over several nodes: it needs placement_strategy pack or spread",
             )
+        require(
+            self.spans_nodes or self.ray_autoscaler != ON,
+            "ray_autoscaler on is for a cluster over several nodes: it needs placement_strategy pack or spread",
+        )
+        require(self.node_timeout_s >= 0, f"node_timeout_s must be at least 0, not {self.node_timeout_s:g}")
+        require_one_of(self, "ray_autoscaler", SWITCH)
         check_network(self.interface)
         self._check_store()
         # Their constructors check more.
@@ -194,10 +216,27 @@ class ClusterConfig(ClusterOptions):
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
 
-    def _check_ranks(self) -> None:
-        for name, role in (("prefill_tp", "prefill"), ("decode_tp", "decode")):
+    def _check_bounds(self) -> None:
+        for kind, bounds in self.bounds.items():
+            name = COUNT_FIELDS[kind]
             require(
-                not getattr(self, name) or getattr(self, f"num_{role}") > 0,
+                getattr(self, name) == bounds.clamp(getattr(self, name)),
+                f"{name} is {getattr(self, name)}, outside the bounds {bounds}",
+            )
+        routers = self.bounds.get("router")
+        if routers is not None:
+            require(routers.low > 0, f"num_routers {routers}: clients need at least one router")
+            require(
+                not self.spans_nodes,
+                f"num_routers {routers} is for one host: with placement_strategy {self.placement_strategy} give a "
+                "number",
+            )
+
+    def _check_ranks(self) -> None:
+        with_ranks: tuple[tuple[str, Role], ...] = (("prefill_tp", "prefill"), ("decode_tp", "decode"))
+        for name, role in with_ranks:
+            require(
+                not getattr(self, name) or self.most(role) > 0,
                 f"{name} is for {role} workers, and this cluster has none: use tp",
             )
         for name in ("tp", "prefill_tp", "decode_tp"):
@@ -253,6 +292,20 @@ class ClusterConfig(ClusterOptions):
     def num_workers(self) -> int:
         return self.num_prefill + self.num_decode + self.num_both + self.num_any
 
+    def most(self, kind: SizedKind) -> int:
+        """Returns the upper bound of a kind, or its number."""
+        number: int = getattr(self, COUNT_FIELDS[kind])
+        return self.bounds[kind].high if kind in self.bounds else number
+
+    @property
+    def most_workers(self) -> int:
+        return sum(map(self.most, WORKER_KINDS))
+
+    @property
+    def largest(self) -> "ClusterConfig":
+        """The same cluster with as many processes as its bounds allow."""
+        return replace(self, bounds={}, **in_fields({kind: bounds.high for kind, bounds in self.bounds.items()}))
+
     def degree_of(self, role: Role) -> int:
         """Returns the number of ranks of a worker with this role."""
         own = {"prefill": self.prefill_tp, "decode": self.decode_tp}
@@ -270,13 +323,17 @@ class ClusterConfig(ClusterOptions):
     @property
     def max_degree(self) -> int:
         """Ranks of the cluster's largest worker."""
-        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "both": self.num_both + self.num_any}
+        counts = {
+            "prefill": self.most("prefill"),
+            "decode": self.most("decode"),
+            "both": self.most("both") + self.most("any"),
+        }
         return max(self.degree_of(role) for role in ROLES if counts[role])
 
     @property
     def num_routers_started(self) -> int:
         """A GPU decodes about as many tokens per second as one router relays."""
-        return self.num_routers or (1 if self.device == "cpu" else self.num_workers - self.num_prefill)
+        return self.num_routers or (1 if self.device == "cpu" else self.most_workers - self.most("prefill"))
 
     @property
     def spans_nodes(self) -> bool:
@@ -302,14 +359,14 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def plans_roles(self) -> bool:
-        return self.num_any > 1 and self.placement == AUTO and self._routing == LEAST_COST
+        return self.most("any") > 1 and self.placement == AUTO and self._routing == LEAST_COST
 
     @property
     def _routing(self) -> str:
         if self.routing != AUTO:
             return self.routing
         default: str = default_of(RouterConfig, "routing")
-        return LEAST_COST if self.num_any else default
+        return LEAST_COST if self.most("any") else default
 
     @property
     def _device_defaults(self) -> DeviceDefaults:
@@ -345,6 +402,7 @@ class ClusterConfig(ClusterOptions):
                 "tls": self._tls,
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
+                "starts_from_zero": any(bounds.low == 0 for bounds in self.bounds.values()),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
             },
@@ -430,7 +488,7 @@ class ClusterConfig(ClusterOptions):
             _configured(PrefillConfig, prefill),
             _configured(DecodeConfig, decode),
             _configured(LinkConfig, {"transports": candidates}),
-            has_links=role != "both" or self.num_any > 0,
+            has_links=role != "both" or self.most("any") > 0,
             itl_objective_s=self.itl_objective_ms / 1e3,
             spans_nodes=self.spans_nodes,
             interface=self.interface,

@@ -100,6 +100,8 @@ GROUPS = {
         "drain_timeout_s",
         "ray_address",
         "placement_strategy",
+        "ray_autoscaler",
+        "node_timeout_s",
         "interface",
         "ship_code",
         "log_level",
@@ -162,16 +164,32 @@ class ClusterOptions(PrefillOptions, DecodeOptions, EngineOptions, RouterOptions
         choices=("auto", *DTYPES),
     )
     num_prefill: int = option(
-        1, "prefill workers", name="prefill", metavar="N", shown="1, or 0 with --both or --workers"
+        1,
+        "prefill workers; LOW:HIGH, such as 1:4: as many as the load needs, in these bounds",
+        name="prefill",
+        metavar="N",
+        shown="1, or 0 with --both or --workers",
+        takes_bounds=True,
+        detail=" ([elastic.md](elastic.md))",
     )
-    num_decode: int = option(1, "decode workers", name="decode", metavar="N", shown="1, or 0 with --both or --workers")
-    num_both: int = option(0, "workers that prefill and decode", name="both", metavar="N")
+    num_decode: int = option(
+        1,
+        "decode workers, or LOW:HIGH",
+        name="decode",
+        metavar="N",
+        shown="1, or 0 with --both or --workers",
+        takes_bounds=True,
+    )
+    num_both: int = option(
+        0, "workers that prefill and decode, or LOW:HIGH", name="both", metavar="N", takes_bounds=True
+    )
     num_any: int = option(
         0,
         "linked workers that prefill and decode, in place of the other three: for each request, the routers choose the "
-        "worker that computes its prompt and the one that decodes it",
+        "worker that computes its prompt and the one that decodes it; or LOW:HIGH",
         name="workers",
         metavar="N",
+        takes_bounds=True,
         detail=" ([placement.md](placement.md))",
     )
     tp: int = option(
@@ -245,9 +263,11 @@ class ClusterOptions(PrefillOptions, DecodeOptions, EngineOptions, RouterOptions
     )
     num_routers: int = option(
         0,
-        "router processes, each of which serves any client; 0: one on a CPU, on GPUs one per worker that decodes",
+        "router processes, each of which serves any client; 0: one on a CPU, on GPUs one per worker that decodes; or "
+        "LOW:HIGH, on one host",
         name="routers",
         metavar="N",
+        takes_bounds=True,
         detail=" ([requests.md](requests.md#routers))",
     )
     tls_cert: str = option(
@@ -310,6 +330,19 @@ class ClusterOptions(PrefillOptions, DecodeOptions, EngineOptions, RouterOptions
         "all nodes",
         choices=PLACEMENT_STRATEGIES,
         detail=" ([deploy.md](deploy.md#several-hosts))",
+    )
+    ray_autoscaler: str = option(
+        AUTO,
+        "over several nodes: whether workers without room wait for a node that Ray adds; auto: if this Ray says that "
+        "it has an autoscaler",
+        choices=SWITCH,
+        detail=" ([deploy.md](deploy.md#rays-autoscaler))",
+    )
+    node_timeout_s: float = option(
+        900.0,
+        "over several nodes: how long workers wait for a node that Ray adds",
+        name="node-timeout",
+        metavar="SECONDS",
     )
     interface: str = option(
         "",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_args, get_origin
 
+from tandem.deploy.config.bounds import Bounds, parse_count
 from tandem.options import OPTION
 
 _KINDS = {
@@ -33,6 +34,7 @@ class Option:
         default: None if the option is required.
         shown: text in place of the default.
         takes_path: the import path of a class is allowed too (tandem.choices).
+        takes_bounds: a range such as 1:8 is allowed too; the value is then a Bounds.
         is_list: the flag is repeatable, and the key takes a list.
         detail: Markdown that the documentation adds to `help`.
     """
@@ -47,6 +49,7 @@ class Option:
     shown: str = ""
     choices: tuple[str, ...] = ()
     takes_path: bool = False
+    takes_bounds: bool = False
     is_list: bool = False
     detail: str = ""
 
@@ -65,6 +68,8 @@ class Option:
             if not isinstance(value, list) or not all(type(item) is self.type for item in value):
                 raise ValueError(f"{self.name} must be a list of quoted texts, such as ['FIRST', 'SECOND']")
             return tuple(value)
+        if self.takes_bounds and isinstance(value, str):
+            return self._parse_count(value)
         if self.type is float and type(value) is int:
             return float(value)
         # YAML reads these words as booleans.
@@ -77,6 +82,12 @@ class Option:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{self.name} must be a finite number")
         return value
+
+    def _parse_count(self, text: str) -> int | Bounds:
+        try:
+            return parse_count(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name} {error}") from None
 
 
 def options_of(config: type, groups: Mapping[str, Sequence[str]]) -> tuple[Option, ...]:

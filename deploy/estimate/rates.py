@@ -6,6 +6,7 @@ Assumes Poisson arrivals and equal lengths. docs/estimate.md explains the formul
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import inf
 
 from tandem.config import Role
@@ -87,9 +88,21 @@ def splits(worker: Worker, load: Load, num_gpus: int, decoder: Worker | None = N
         decoder: a decode worker of another degree than `worker`. There is no role both then.
 
     Raises:
-        ValueError: a request does not fit a worker's pool, or the GPUs are too few for workers.
+        ValueError: a request does not fit a worker's pool, or the GPUs are too few for workers, or no split uses all.
     """
-    return _splits(worker, load, num_gpus, _both_steps(worker, load, decoder), decoder)
+    found = _splits(worker, load, num_gpus, _both_steps(worker, load, decoder), decoder)
+    used = max(num_ranks_of(split, worker, decoder or worker) for split in found)
+    num_idle = num_gpus - -(-used // worker.workers_per_gpu)
+    if num_idle:
+        raise ValueError(
+            f"workers of {worker.degree} GPUs leave {num_idle} of {num_gpus} idle: ask for "
+            f"{num_gpus - num_idle} or {num_gpus - num_idle + worker.degree}"
+        )
+    return found
+
+
+def num_ranks_of(split: Split, worker: Worker, decoder: Worker) -> int:
+    return (split.num_prefill + split.num_both) * worker.degree + split.num_decode * decoder.degree
 
 
 def splits_for(worker: Worker, load: Load, rate: float, decoder: Worker | None = None) -> list[Split]:
@@ -107,6 +120,15 @@ def splits_for(worker: Worker, load: Load, rate: float, decoder: Worker | None =
         else:
             too_few = num_gpus
     return found
+
+
+def best_rates(worker: Worker, load: Load) -> Iterator[float]:
+    """Returns the requests/s of 1, 2, ... workers that lean to prefill, lean to decode or do both, as serves best."""
+    steps, best = _both_steps(worker, load, None), 0.0
+    for num_workers in count(1):
+        apart = _disaggregated_splits(worker, worker, load, num_workers * worker.degree)
+        best = max([best, _both(worker, load, num_workers, steps).rate, *(split.rate for split in apart)])
+        yield best
 
 
 def _splits(worker: Worker, load: Load, num_gpus: int, steps: BothSteps | None, decoder: Worker | None) -> list[Split]:

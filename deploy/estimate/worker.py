@@ -1,6 +1,7 @@
 """Pool size and forward times of one worker. docs/estimate.md explains the formulas and figures."""
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from math import hypot
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.checks import check_degree
-from tandem.engine.ranks.config import RankConfig
+from tandem.engine.ranks.config import MAX_DEGREE, RankConfig
 
 # Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context, libraries' workspaces, decode graphs up to 256.
 CONTEXT = int(0.52 * GIB)
@@ -138,8 +139,33 @@ class Worker:
 
     def pool_tokens(self, role: Role, longest: int) -> int:
         """Returns the pool's size in tokens. Raises ValueError: the pool holds fewer than `longest` tokens."""
+        if (num_tokens := self._pool_tokens(role)) >= longest:
+            return num_tokens
+        advice = ["a larger --mem-fraction-static, a smaller --chunk-size or --max-batch-size"] if num_tokens else []
+        if (degree := self._fitting_degree(role, longest)) is not None:
+            advice.insert(0, f"--tp {degree}")
+        if self.workers_per_gpu > 1:
+            advice.append("a smaller --workers-per-gpu")
+        advice.append("a larger GPU or a smaller model")
+        raise ValueError(
+            f"a worker of role {role} has room for {num_tokens} tokens of KV, but a request has {longest}: "
+            f"{self.memory(role)}; use {', or '.join(advice)}"
+        )
+
+    def _pool_tokens(self, role: Role) -> int:
         layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype).shard(0, self.degree)
-        return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, longest)
+        try:
+            return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, 0)
+        except ValueError:
+            return 0
+
+    def _fitting_degree(self, role: Role, longest: int) -> int | None:
+        """Returns the smallest larger number of ranks at which a request fits; None: there is none."""
+        for degree in range(self.degree + 1, MAX_DEGREE + 1):
+            with contextlib.suppress(ValueError):
+                if replace(self, degree=degree)._pool_tokens(role) >= longest:
+                    return degree
+        return None
 
     def decode_step(self, batch_size: int, kv_len: int) -> float:
         """Args: kv_len: tokens of each sequence."""

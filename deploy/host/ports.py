@@ -61,7 +61,7 @@ class ReservedPorts:
         """
         grpc = self.reserve(config.host, config.grpc_port, "grpc_port")
         http = self.reserve(config.host, config.http_port, "http_port")
-        names = [f"router-{i}" for i in range(config.num_routers_started)]
+        names = [f"router-{i}" for i in range(config.largest.num_routers_started)]
         routers = {
             name: RouterAddresses(
                 grpc if len(names) == 1 else self.reserve(config.host, 0, "grpc_port"),

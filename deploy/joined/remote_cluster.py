@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tandem.deploy.config.bounds import SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.joined.supervisor_actor import ENDED, SupervisorActor, SupervisorOrder, SupervisorState
 from tandem.deploy.on_ray.codec import encode
@@ -158,7 +159,7 @@ class RemoteCluster:
         hosted.end_all()
         hosted.forget()
 
-    def scale(self, counts: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
+    def scale(self, counts: Mapping[SizedKind, str]) -> Iterator[Mapping[str, Any]]:
         """Yields the lines of the answer. Raises RemoteError: the cluster does not serve, or its supervisor dies."""
         return self._change(lambda: self._actor.scale.remote(dict(counts)))
 

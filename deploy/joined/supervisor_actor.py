@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem import logs
 from tandem.config import LogConfig
+from tandem.deploy.config.bounds import SizedKind, parse_counts
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.on_ray.sealed_actor import ORDER_TIMEOUT_S, SealedActor
 from tandem.router.config import RouterAddresses
@@ -118,9 +119,12 @@ class SupervisorActor(SealedActor[SupervisorOrder]):
         self._stoppers.add(who)
         self._stop.set()
 
-    def scale(self, counts: Mapping[str, int]) -> int:
-        """Returns the job's number for `scale_lines`. Raises ValueError: the cluster does not serve."""
-        return self._begin(lambda cluster: cluster.scale(counts))
+    def scale(self, counts: Mapping[SizedKind, str]) -> int:
+        """Returns the job's number for `scale_lines`. Args: counts: as of the command line.
+
+        Raises ValueError: the cluster does not serve.
+        """
+        return self._begin(lambda cluster: cluster.scale(parse_counts(counts)))
 
     def restart(self, process: str) -> int:
         """As `scale`."""

@@ -8,7 +8,7 @@ waits for its node, whose address is known. So does the group of a page store; e
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from tandem.deploy.config.node_choice import FreeNode, choose_nodes
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
 from tandem.deploy.nodes.node_facts import SENT_MODULES, NodeFacts, node_facts
 from tandem.deploy.nodes.port_holder import PortHolder, WantedPort
+from tandem.deploy.on_ray.autoscaler import leaving_nodes
 from tandem.deploy.on_ray.hosted_ray import HostedRay
 from tandem.deploy.on_ray.own_node import own_address
 from tandem.deploy.on_ray.ray_module import (
@@ -184,6 +185,9 @@ class NodePlacement:
         """Returns whether a process to restart has a node; logs each change once."""
         process = self._processes[name]
         node_id = _node_of(process.group)
+        if node_id in leaving_nodes():
+            # Ray moves its room when the node has gone.
+            return False
         if not node_id:
             if not process.is_waiting:
                 if (node := self._fixed_nodes.get(name)) is not None:
@@ -219,7 +223,9 @@ class NodePlacement:
         """Returns a worker's share of its node's CPUs; for added workers the smallest share."""
         node = self._node_of_worker.get(worker)
         if node is None:
-            return min(map(self.num_threads, self._workers))
+            # A cluster of no worker at the start shares the smallest known node.
+            alone = min(facts.num_cpus for facts in self._facts.values()) // self._config.largest.num_ranks
+            return min(map(self.num_threads, self._workers), default=max(1, alone))
         together = sum(
             self._config.degree_of(role_of(other)) for other in self._workers if self._node_of_worker.get(other) == node
         )
@@ -229,19 +235,39 @@ class NodePlacement:
         counts = Counter(self._node_of_worker.values())
         return [PoolsOfNode(node, num, self._facts[node].available_bytes) for node, num in counts.items()]
 
-    def add_workers(self, names: Sequence[str]) -> None:
+    def reserve(self, names: Sequence[str]) -> None:
+        """Asks Ray for the room of workers to come. Without room the request stands, and Ray may add a node for it."""
         nodes = _free_nodes()
         ids = {node.address: node.node_id for node in nodes}
         try:
             places = choose_nodes(nodes, [self._worker_need(name) for name in names], self._config.placement_strategy)
         except ValueError:
-            places = [nodes[0].address] * len(names)
+            # There is no node if all are announced to go.
+            places = [nodes[0].address if nodes else ""] * len(names)
         for name, address in zip(names, places, strict=True):
-            self._take_room(name, address, ids[address])
+            self._take_room(name, address, ids.get(address))
 
-    def remove_workers(self, names: Sequence[str]) -> None:
+    def release(self, names: Sequence[str]) -> None:
+        """Takes back the requests of processes; those that were never reserved have none."""
         for name in names:
-            remove_placement_group(self._processes.pop(name).group)
+            if (process := self._processes.pop(name, None)) is not None:
+                remove_placement_group(process.group)
+
+    def release_others(self, names: Collection[str]) -> None:
+        """Takes back the requests of workers that an earlier supervisor had only reserved."""
+        self.release([name for name in self._processes if name not in names and name not in self._fixed_nodes])
+
+    def need_of(self, name: str) -> str:
+        """Returns a worker's resources as text."""
+        return "{" + ", ".join(f"{key}: {amount:g}" for key, amount in self._worker_need(name).items()) + "}"
+
+    def processes_on(self, node_id: str) -> list[str]:
+        return [name for name, process in self._processes.items() if _node_of(process.group) == node_id]
+
+    @property
+    def names(self) -> list[str]:
+        """All processes that have room or wait for it."""
+        return list(self._processes)
 
     @property
     def _fixed_nodes(self) -> dict[str, str]:
@@ -308,7 +334,7 @@ class NodePlacement:
                 raise ValueError(f"node {address}: {error}; choose another `interface`") from error
             self._facts[address] = facts
 
-    def _take_room(self, name: str, address: str, node_id: str) -> None:
+    def _take_room(self, name: str, address: str, node_id: str | None) -> None:
         options: dict[str, Any] = {
             "strategy": "STRICT_PACK",
             "name": self._hosted.group_name(name),
@@ -395,12 +421,13 @@ def _answer(ref: Any, node: str) -> Any:
 
 
 def _free_nodes() -> list[FreeNode]:
+    leaving = leaving_nodes()
     here = ray.get_runtime_context().get_node_id()
     free = state.available_resources_per_node()
     nodes = [
         FreeNode(node["NodeID"], node["NodeManagerAddress"], free.get(node["NodeID"], {}))
         for node in ray.nodes()
-        if node["Alive"]
+        if node["Alive"] and node["NodeID"] not in leaving
     ]
     return sorted(nodes, key=lambda node: (node.node_id != here, node.address))
 

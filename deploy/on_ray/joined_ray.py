@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 import tandem
+from tandem.deploy.on_ray.autoscaler import leaving_nodes
 from tandem.deploy.on_ray.local_ray import rephrase_errors
 from tandem.deploy.on_ray.ray_base import RayBase
 from tandem.deploy.on_ray.ray_module import (
@@ -91,7 +92,12 @@ class JoinedRay(RayBase):
                 os.environ[name] = value
 
     def free(self) -> dict[str, Mapping[str, float]]:
-        nodes: dict[str, Mapping[str, float]] = state.available_resources_per_node()
+        leaving = leaving_nodes()
+        nodes: dict[str, Mapping[str, float]] = {
+            node_id: amounts
+            for node_id, amounts in state.available_resources_per_node().items()
+            if node_id not in leaving
+        }
         here = ray.get_runtime_context().get_node_id()
         return nodes if self._spans_nodes else {here: nodes.get(here, {})}
 

@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +29,7 @@ from tandem.deploy.on_ray.ray_module import (
 )
 from tandem.deploy.on_ray.ray_probe import call_ray
 from tandem.deploy.on_ray.ray_signals import own_signals
+from tandem.deploy.on_ray.session_folders import mark_session, remove_ended_sessions, remove_old_logs
 from tandem.processes import ProcessId
 
 logger = logging.getLogger(__name__)
@@ -50,10 +52,13 @@ class LocalRay(RayBase):
         # Locked: tmpfiles.d(5) must not remove the token, which Ray's later processes read too.
         self._held: int | None = None
         self._token_file: TextIO | None = None
+        self._session: Path | None = None
+        self._session_mark: TextIO | None = None
 
     @property
     def log_directory(self) -> str:
-        return f"{self._temp_directory()}/session_latest/logs"
+        # The latest session may be another cluster's.
+        return f"{self._session or Path(self._temp_directory(), 'session_latest')}/logs"
 
     def start(self, num_processes: int) -> None:
         """Starts Ray and checks that it refuses calls without a token.
@@ -101,6 +106,15 @@ class LocalRay(RayBase):
                     f"{self.log_directory} says more"
                 ) from error
         check_closed(ray.get_runtime_context().gcs_address)
+        assert ray_worker._global_node is not None
+        self._session = Path(ray_worker._global_node.get_session_dir_path())
+        self._session_mark = mark_session(self._session)
+        # Hundreds of folders take seconds.
+        threading.Thread(target=self._remove_sessions, name="remove-sessions", daemon=True).start()
+
+    def create(self, actor_class: Any, order: Any) -> Any:
+        remove_old_logs(Path(self.log_directory))
+        return super().create(actor_class, order)
 
     def stop(self) -> None:
         ray.shutdown()
@@ -113,6 +127,9 @@ class LocalRay(RayBase):
         if self._token_file is not None:
             self._token_file.close()
             self._token_file = None
+        if self._session_mark is not None:
+            self._session_mark.close()
+            self._session_mark = None
         if self._held is not None:
             os.close(self._held)
             self._held = None
@@ -125,6 +142,9 @@ class LocalRay(RayBase):
 
     def actor_options(self) -> dict[str, Any]:
         return {"num_cpus": 0}
+
+    def _remove_sessions(self) -> None:
+        remove_ended_sessions(Path(self._temp_directory()), are_all_ours=not os.environ.get("RAY_TMPDIR"))
 
     def _temp_directory(self) -> str:
         own = os.environ.get("RAY_TMPDIR")

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable
 
+from tandem.logs import MAX_BYTES, NUM_OLDER
+
 os.environ.update(
     {
         "RAY_AUTH_MODE": "token",
@@ -18,11 +20,18 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray's node connects to its object store a moment too early, and by default retries only after a second.
 os.environ.setdefault("RAY_raylet_client_connect_timeout_milliseconds", "20")
 os.environ.setdefault("RAY_raylet_client_num_connect_attempts", "500")
+# By default Ray rotates its own logs at 512 MiB, and the output of processes never.
+os.environ.setdefault("RAY_ROTATION_MAX_BYTES", str(MAX_BYTES))
+os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", str(NUM_OLDER))
+# Records of calls and dead actors, kept for a dashboard: by default 100,000 of each fill Ray's memory.
+os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+os.environ.setdefault("RAY_maximum_gcs_destroyed_actor_cached_count", "1000")
 
 import ray
 from ray._private import node, ray_constants, services, state, utils
 from ray._private import worker as ray_worker
 from ray._raylet import PlacementGroupID
+from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ignore[attr-defined]
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.experimental import internal_kv
@@ -39,6 +48,7 @@ __all__ = [
     "FIRST_VERSION",
     "ActorTableData",
     "ActorUnavailableError",
+    "GetClusterStatusReply",
     "NodeAffinitySchedulingStrategy",
     "PlacementGroup",
     "PlacementGroupID",

@@ -1,10 +1,15 @@
-"""Changes to a serving cluster, made one after the other, in turns that never wait."""
+"""Changes to a serving cluster, in turns that never wait.
+
+Requested changes are made one after the other. One that waits for a node lets others pass; urgent ones begin at once.
+"""
 
 import contextlib
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from tandem.deploy.errors import ClusterError
+
+STOPPING = "the cluster is stopping"
 
 
 class ChangeJob:
@@ -30,6 +35,10 @@ class ChangeJob:
     def say_left(self, label: str, num_left: int, remaining_s: float) -> None:
         self.lines.put(f"{label}: requests left: {num_left}; waiting {remaining_s:.0f} s at most")
 
+    def replaces(self, other: "ChangeJob") -> bool:
+        """Returns whether this request makes a waiting one void."""
+        return False
+
     def finish(self, error: str = "", *, is_usage: bool = False) -> None:
         self.error, self.is_usage = error, is_usage
         self.lines.put(None)
@@ -45,9 +54,21 @@ class Change:
     def __init__(self, job: ChangeJob, steps: Iterator[None]) -> None:
         self._job = job
         self._steps = steps
+        # Set while the change waits for a node.
+        self._may_go_on: Callable[[], bool] | None = None
+
+    @property
+    def job(self) -> ChangeJob:
+        return self._job
+
+    @property
+    def error(self) -> str:
+        """Why the change failed; "" before its end, and if it succeeded."""
+        return self._job.error
 
     def take_turn(self) -> bool:
         """Goes on without waiting. Returns whether it is over."""
+        self._may_go_on = None
         try:
             next(self._steps)
         except StopIteration:
@@ -58,36 +79,98 @@ class Change:
             return False
         return True
 
+    @property
+    def is_waiting(self) -> bool:
+        return self._may_go_on is not None
+
+    def may_go_on(self) -> bool:
+        return self._may_go_on is None or self._may_go_on()
+
+    def wait(self, may_go_on: Callable[[], bool]) -> None:
+        """Called by the steps before they yield: nothing but closing them undoes what they have begun."""
+        self._may_go_on = may_go_on
+
+    def withdraw(self, reason: str) -> None:
+        """Ends a waiting change."""
+        assert self.is_waiting and isinstance(self._steps, Generator)
+        self._steps.close()
+        self._job.finish(reason)
+
+    def drop(self) -> None:
+        """Ends a change whose effects another one undoes. What it has only asked for is taken back at once."""
+        if isinstance(self._steps, Generator):
+            self._steps.close()
+
     def give_up(self) -> None:
-        self._job.finish("the cluster is stopping")
+        self._job.finish(STOPPING)
 
 
 class ChangeQueue:
-    """Makes changes one after the other, on the supervising thread."""
+    """Makes changes on the supervising thread."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[ChangeJob] = queue.SimpleQueue()
         self._current: Change | None = None
+        self._next: ChangeJob | None = None
+        self._waiting: Change | None = None
+        self._urgent: list[Change] = []
+
+    @property
+    def job(self) -> ChangeJob | None:
+        """The job that waits for a node, or else is done or is next."""
+        change = self._waiting or self._current
+        return change.job if change is not None else self._next
+
+    def begin(self, change: Change) -> None:
+        """Makes an urgent change beside the others. No requested one begins before its end."""
+        self._urgent.append(change)
 
     def ask(self, job: ChangeJob) -> None:
         self._jobs.put(job)
 
-    def take_turn(self, plan: Callable[[ChangeJob], Change]) -> None:
-        """Continues a change or begins the next. `plan` raises ValueError or ClusterError for an impossible one."""
+    def take_turn(
+        self, plan: Callable[[ChangeJob], Change], may_begin: Callable[[ChangeJob], bool] = lambda _: True
+    ) -> None:
+        """Continues a change or begins the next.
+
+        Args:
+            plan: raises ValueError or ClusterError for an impossible change.
+            may_begin: False: the job waits.
+        """
+        self._urgent = [change for change in self._urgent if not change.take_turn()]
+        if self._current is None and self._waiting is not None and self._waiting.may_go_on():
+            self._current, self._waiting = self._waiting, None
+        elif self._current is None and not self._urgent:
+            self._begin_next(plan, may_begin)
         if self._current is None:
-            with contextlib.suppress(queue.Empty):
-                job = self._jobs.get_nowait()
-                try:
-                    self._current = plan(job)
-                except (ValueError, ClusterError) as error:
-                    job.finish(str(error), is_usage=True)
-        if self._current is not None and self._current.take_turn():
+            return
+        if self._current.take_turn():
             self._current = None
+        elif self._current.is_waiting:
+            self._waiting, self._current = self._current, None
+
+    def _begin_next(self, plan: Callable[[ChangeJob], Change], may_begin: Callable[[ChangeJob], bool]) -> None:
+        if self._next is None:
+            with contextlib.suppress(queue.Empty):
+                self._next = self._jobs.get_nowait()
+        if self._next is None or not may_begin(self._next):
+            return
+        job, self._next = self._next, None
+        if self._waiting is not None and job.replaces(self._waiting.job):
+            self._waiting.withdraw("another change of the numbers of processes was requested meanwhile")
+            self._waiting = None
+        try:
+            self._current = plan(job)
+        except (ValueError, ClusterError) as error:
+            job.finish(str(error), is_usage=True)
 
     def give_up(self) -> None:
-        if self._current is not None:
-            self._current.give_up()
-            self._current = None
+        for change in (self._current, self._waiting, *self._urgent):
+            if change is not None:
+                change.give_up()
+        if self._next is not None:
+            self._next.finish(STOPPING)
+        self._current, self._waiting, self._urgent, self._next = None, None, [], None
         with contextlib.suppress(queue.Empty):
             while True:
-                self._jobs.get_nowait().finish("the cluster is stopping")
+                self._jobs.get_nowait().finish(STOPPING)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.config import WORKER_PROBE_INTERVAL_S, WORKER_SILENCE_LIMIT_S, ClusterTls, ClusterTlsFiles
+from tandem.deploy.config.bounds import SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.errors import ClusterError, ConfigurationError
 from tandem.deploy.host.memory_kills import MemoryKills
@@ -40,7 +41,9 @@ class Processes:
     Attributes:
         router_configs, worker_plans: configurations for the next start, by name.
         stores: the page stores, if the cluster has any.
+        routers: names of the routers that are to run. The others have their ports, for a later start.
         router_ready_s: seconds from the creation of the router processes until their ports were open.
+        start_s: seconds from the order of a process to its readiness, as last measured, by kind.
     """
 
     def __init__(
@@ -60,12 +63,14 @@ class Processes:
         self._before_start = before_start
         self.actors: dict[str, Any] = {}
         self.router_configs: dict[str, RouterConfig] = {}
+        self.routers: list[str] = []
         self.worker_plans: dict[str, WorkerPlan] = {}
         self.stores = stores or Stores()
         self.num_starts: Counter[str] = Counter()
         # Ray logs the traceback of a failed call whose reference is dropped unread, so `stop` reads these.
         self._unread: list[Any] = []
         self.router_ready_s = 0.0
+        self.start_s: dict[SizedKind, float] = {}
         self._memory_kills = MemoryKills()
         self._nodes: NodePlacement | None = None
         self._cluster_tls: ClusterTls | ClusterTlsFiles | None = None
@@ -78,8 +83,11 @@ class Processes:
         cluster_tls: ClusterTls | ClusterTlsFiles | None,
         *,
         num_starts: Mapping[str, int] | None = None,
+        routers: Sequence[str] = (),
     ) -> None:
+        """Args: routers: names of those that are to run; (): all."""
         self.router_configs, self.worker_plans = dict(router_configs), dict(worker_plans)
+        self.routers = list(routers or router_configs)
         self.num_starts = Counter(num_starts or {})
         self._nodes, self._cluster_tls = nodes, cluster_tls
 
@@ -92,10 +100,10 @@ class Processes:
         """
         starting = {self.start_store(name): name for name in self.stores.configs}
         starting |= {self.start_worker(name): name for name in self.worker_plans}
-        starting |= {self.start_router(name): name for name in self.router_configs}
+        starting |= {self.start_router(name): name for name in self.routers}
         self.wait_for(starting)
         self.wait_for({self.join_worker(self.actors[name]): name for name in self.worker_plans})
-        opening = {self.join_router(self.actors[name]): name for name in self.router_configs}
+        opening = {self.join_router(self.actors[name]): name for name in self.routers}
         self._unread = [*opening]
         for ref, name in opening.items():
             self.get(ref, ROUTER_START_TIMEOUT_S, name)
@@ -105,7 +113,7 @@ class Processes:
         """Keeps the latest joined actors, and kills all others. Args: found: actors by name and number of the start."""
         asked = {}
         kinds, _ = self.kinds()
-        for name in (*self.router_configs, *self.worker_plans, *self.stores.configs):
+        for name in (*self.routers, *self.worker_plans, *self.stores.configs):
             if (latest := max(found.get(name, {}).items(), default=None)) is not None:
                 self.actors[name] = actor = latest[1]
                 asked[name] = self.join_router(actor) if name in self.router_configs else kinds[name].probe(actor)
@@ -176,12 +184,14 @@ class Processes:
         return actor.open_shared_ports.remote()
 
     def join_worker(self, actor: Any) -> Any:
-        return actor.connect.remote([addresses.cluster for addresses in self._any_router_config.routers.values()])
+        return actor.connect.remote(self._router_addresses())
+
+    def _router_addresses(self) -> list[str]:
+        addresses = self._any_router_config.routers
+        return [addresses[name].cluster for name in self.routers]
 
     def plan_workers(self, plans: Mapping[str, WorkerPlan]) -> None:
         self.worker_plans |= plans
-        if self._nodes is not None:
-            self._nodes.add_workers(list(plans))
 
     def end_workers(self, names: Sequence[str]) -> None:
         for name in names:
@@ -189,7 +199,18 @@ class Processes:
             if (actor := self.actors.pop(name, None)) is not None:
                 ray.kill(actor)
         if self._nodes is not None:
-            self._nodes.remove_workers(names)
+            self._nodes.release(names)
+
+    def end_router(self, name: str) -> None:
+        self.routers.remove(name)
+        if (actor := self.actors.pop(name, None)) is not None:
+            ray.kill(actor)
+
+    def tell_workers(self) -> list[Any]:
+        """Tells the workers the routers that are to run; returns references to the answers."""
+        addresses = self._router_addresses()
+        running = [actor for name in self.worker_plans if (actor := self.actors.get(name)) is not None]
+        return [actor.set_routers.remote(addresses) for actor in running]
 
     def tell_routers(self, names: Sequence[str]) -> list[Any]:
         """Returns references to the answers of RouterActor.set_workers."""
@@ -228,7 +249,7 @@ class Processes:
         # An unreachable router may still serve, and watches its own event loop.
         far_router = replace(router, silence_limit_s=worker.silence_limit_s)
         is_here = self._nodes.is_here if self._nodes is not None else lambda _: True
-        routers = {name: router if is_here(name) else far_router for name in self.router_configs}
+        routers = {name: router if is_here(name) else far_router for name in self.routers}
         stores = {
             name: kind if is_here(name) else replace(kind, silence_limit_s=worker.silence_limit_s)
             for name, kind in self.stores.kinds(self.start_store).items()
@@ -310,11 +331,14 @@ class Processes:
                     continue
                 name = waiting.pop(ref)
                 self.get(ref, ANSWER_TIMEOUT_S, name)
+                if (plan := self.worker_plans.get(name)) is not None:
+                    # Loading takes longer than joining, which this also waits for.
+                    self.start_s[plan.kind] = max(self.start_s.get(plan.kind, 0.0), time.monotonic() - began)
                 if name in self.stores.configs:
                     self._on_progress(name, "ready")
                 elif name in self.router_configs:
                     self._on_progress(name, "ready")
-                    self.router_ready_s = time.monotonic() - began
+                    self.router_ready_s = self.start_s["router"] = time.monotonic() - began
                     logger.info("%s ready after %.2f s", name, self.router_ready_s)
         self._unread = []
         # Earlier answers may miss the last stage.
@@ -351,7 +375,7 @@ class Processes:
 
     def running_routers(self) -> dict[str, Any]:
         """Returns the started routers; after a takeover, others may wait for their nodes."""
-        return {name: self.actors[name] for name in self.router_configs if name in self.actors}
+        return {name: self.actors[name] for name in self.routers if name in self.actors}
 
     def _start_limit_s(self, name: str) -> float:
         return START_TIMEOUT_S if name in self.worker_plans else ROUTER_START_TIMEOUT_S

@@ -5,18 +5,15 @@ this one when it is back. A worker gets no new requests, as when it leaves; requ
 store ends at once, for workers serve without it.
 """
 
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Any, Literal, Protocol
 
-from tandem.deploy.on_ray.ray_module import RayError, ray
 from tandem.deploy.supervise.change import Change, ChangeError, ChangeJob
 from tandem.deploy.supervise.installed import CheckInstalled
+from tandem.deploy.supervise.router_changes import drain_router
 from tandem.deploy.supervise.scaling import Answers, answers_of, drained
 from tandem.deploy.supervise.supervisor import Supervisor
 
-# A router's answer; it answers at once.
-ANSWER_TIMEOUT_S = 6.0
 RestartedKind = Literal["router", "worker", "store"]
 
 
@@ -32,10 +29,13 @@ class Restarted(Protocol):
     @property
     def drain_timeout_s(self) -> float: ...
 
-    @property
-    def worker_names(self) -> list[str]: ...
+    def begin_leaving(self, names: Collection[str]) -> None: ...
 
-    def tell_routers(self, names: Sequence[str]) -> list[Any]: ...
+    def let_stay(self, names: Collection[str]) -> None: ...
+
+    def tell_routers(self) -> list[Any]: ...
+
+    def is_planned(self, name: str) -> bool: ...
 
     def actor(self, name: str) -> Any: ...
 
@@ -63,7 +63,6 @@ class Restarting(Change):
             raise ChangeError(refusal)
         if not self._supervisor.has_joined(self._name):
             raise ChangeError(f"{self._name} is starting already")
-        planned = self._cluster.worker_names
         try:
             if self._kind == "router":
                 yield from self._drain_router()
@@ -74,44 +73,24 @@ class Restarting(Change):
             while not self._supervisor.has_joined(self._name):
                 if why := self._supervisor.failure(self._name):
                     raise ChangeError(f"{self._name}: {why}; it is tried again")
+                if self._kind == "worker" and not self._cluster.is_planned(self._name):
+                    raise ChangeError(f"{self._name} has left: its node is announced to go")
                 yield
         finally:
             if self._kind == "worker":
-                self._cluster.tell_routers(planned)
+                self._cluster.let_stay([self._name])
+                self._cluster.tell_routers()
         self._job.lines.put(f"{self._name}: ready")
 
     def _drain_router(self) -> Iterator[None]:
-        deadline = time.monotonic() + self._cluster.drain_timeout_s
-        shown, num_left = -1, 0
-        while (actor := self._cluster.actor(self._name)) is not None:
-            num_left = yield from self._num_left(actor)
-            remaining_s = deadline - time.monotonic()
-            if not num_left or remaining_s <= 0:
-                break
-            if num_left != shown:
-                self._job.say_left(self._name, num_left, remaining_s)
-                shown = num_left
-            yield
-        if num_left:
+        if num_left := (yield from drain_router(self._job, self._name, self._cluster)):
             self._job.lines.put(f"Requests that go on at another router: {num_left}")
 
-    def _num_left(self, actor: Any) -> Generator[None, None, int]:
-        refs, deadline = [actor.leave.remote()], time.monotonic() + ANSWER_TIMEOUT_S
-        while not ray.wait(refs, num_returns=1, timeout=0)[0]:
-            if time.monotonic() > deadline:
-                return 0
-            yield
-        try:
-            num_left: int = ray.get(refs[0])
-        except RayError:
-            return 0
-        return num_left
-
     def _drain_worker(self) -> Iterator[None]:
-        others = [name for name in self._cluster.worker_names if name != self._name]
+        self._cluster.begin_leaving([self._name])
 
         def answers() -> Answers:
-            return answers_of(self._cluster.tell_routers(others))
+            return answers_of(self._cluster.tell_routers())
 
         if num_left := (
             yield from drained(self._job, self._name, [self._name], answers, self._cluster.drain_timeout_s)

@@ -46,8 +46,22 @@ def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
     )
 
 
-def has_room(config: ClusterConfig, ray: RayBase, joining: Sequence[Role], leaving: Sequence[Leaving]) -> bool:
-    """Returns whether the joining workers fit before others leave. Raises ConfigurationError: they never fit."""
+def has_room(
+    config: ClusterConfig,
+    ray: RayBase,
+    joining: Sequence[Role],
+    leaving: Sequence[Leaving],
+    *,
+    may_grow: bool = False,
+) -> bool:
+    """Returns whether the joining workers fit before others leave.
+
+    Args:
+        may_grow: Ray adds nodes, so that workers without room may wait for one.
+
+    Raises:
+        ConfigurationError: they never fit.
+    """
     needs = [_need(config, role) for role in joining]
     free = ray.free()
     if _fit(needs, free):
@@ -57,7 +71,7 @@ def has_room(config: ClusterConfig, ray: RayBase, joining: Sequence[Role], leavi
         amounts = after.get(worker.node_id) or (next(iter(after.values())) if len(after) == 1 else {})
         for resource, amount in _need(config, worker.role).items():
             amounts[resource] = amounts.get(resource, 0.0) + amount
-    if _fit(needs, after):
+    if may_grow or _fit(needs, after):
         return False
     takes = " or ".join(dict.fromkeys(_text(need, need) for need in needs))
     left = "; ".join(_text(amounts, needs[0]) for amounts in free.values())

@@ -101,6 +101,13 @@ class Supervisor:
         if name in self._restart_at:
             self.forget(name)
 
+    def is_retired(self, name: str) -> bool:
+        return name in self._retired
+
+    def keep(self, name: str) -> None:
+        """Undoes `retire` for a process that runs."""
+        self._retired.discard(name)
+
     def forget(self, name: str) -> None:
         self._ignore(name, STAGES)
         for known in (self._kinds, self._restart_at, self._join_by, self._answered_at, self._probe_at, self._failures):
@@ -115,7 +122,10 @@ class Supervisor:
         while not stop.is_set():
             on_turn()
             self._memory_kills.look()
-            ended, _ = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
+            ended, rest = ray.wait(list(self._awaited), num_returns=1, timeout=POLL_INTERVAL_S, fetch_local=False)
+            if ended and rest:
+                # A turn looks at every process, so it must not end with one answer.
+                ended += ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)[0]
             for ref in ended:
                 self._handle(self._awaited.pop(ref), ref)
             now = time.monotonic()

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -117,6 +118,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.message)
         router, config = self._frontend.router, self._frontend.config
         reason = router.not_ready_reason()
+        tells_links = router.workers.tells_links
         return pb.ServerInfo(
             version=__version__,
             model=config.model_name,
@@ -139,9 +141,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     address=worker.hello.address,
                     alive=True,
                     scheduler_step=max(0, worker.num_steps),
-                    linked_to=list(worker.links_up),
+                    linked_to=list(worker.links_up) if tells_links else (),
+                    num_links=len(worker.links_up),
                     lean=worker.lean,
-                    stats=STATS_CODEC.encode(worker.stats),
+                    stats=STATS_CODEC.encode(worker.whole_stats(by_link=tells_links)),
                     metrics_address=worker.hello.metrics_address,
                     rack=worker.rack,
                     follower_pids=worker.hello.follower_pids,
@@ -162,6 +165,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     is_disk_off=store.beat.is_disk_off,
                 )
                 for store in router.stores
+            ],
+            sizes=[
+                pb.SizeStatus(kind=kind, **asdict(size))
+                for kind, size in (router.size.kinds if router.size is not None else {}).items()
             ],
         )
 
@@ -217,11 +224,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
-    config = frontend.config
+    config, router = frontend.config, frontend.router
     statuses = []
-    for name, addresses in config.routers.items():
+    for name in router.router_names:
+        addresses = config.routers[name]
         is_own = name == config.router_id
-        counts = frontend.counts() if is_own else frontend.router.elsewhere.counts_of(name)
+        counts = frontend.counts() if is_own else router.elsewhere.counts_of(name)
         statuses.append(
             pb.RouterStatus(
                 router_id=name,

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from tandem.config import ROLES
 from tandem.lifecycle import ASSIGNED, FIRST_TOKEN, PHASES, TOTALS
-from tandem.messages import NO_HITS, CachedPrefixes
+from tandem.messages import MOVE_REFUSALS, NO_HITS, CachedPrefixes
 from tandem.prefix import IDENTITY_BYTES
 from tandem.process_metrics import process_registry
 from tandem.router.observe.histograms import (
@@ -45,6 +45,8 @@ OUTCOMES = (
 )
 # Kinds of losses of a worker.
 FAULTS = ("disconnected", "reconnected", "silent", "stalled")
+# Results of ordered moves.
+MOVE_RESULTS = ("moved", *MOVE_REFUSALS)
 # Reports of workers on their caches: changed pages, whole reports, and gaps in the order.
 PREFIX_EVENTS = ("stored", "removed", "whole", "missed")
 
@@ -85,6 +87,7 @@ class RouterMetrics(Collector):
             dict.fromkeys(((placement, reason) for placement in PLACED for reason in (*REASONS, UNEXPLAINED)), 0)
         )
         self._spans_dropped = Counter(dict.fromkeys(DROP_REASONS, 0))
+        self._moves = Counter(dict.fromkeys(MOVE_RESULTS, 0))
         self._faults = Counter(dict.fromkeys(FAULTS, 0))
         self._prefix_events = Counter(dict.fromkeys(PREFIX_EVENTS, 0))
         self._num_unknown_fields = 0
@@ -107,6 +110,11 @@ class RouterMetrics(Collector):
             "Wait for a worker, of the requests that had to wait.",
             PHASE_SECONDS,
         )
+        moves = HistogramFamily(
+            "tandem_move_seconds",
+            "Time from the order of a stream's move to its first step at the other worker.",
+            PHASE_SECONDS,
+        )
         prompt = HistogramFamily("tandem_request_prompt_tokens", "Prompt tokens of each request that ended.", TOKENS)
         output = HistogramFamily("tandem_request_generated_tokens", "Output tokens of each request that ended.", TOKENS)
         estimates = HistogramFamily(
@@ -117,13 +125,18 @@ class RouterMetrics(Collector):
             PLACED,
         )
         self._estimates = estimates.by_value
-        self._families = (ttft, e2e, phases, itl, worker_wait, prompt, output, estimates)
+        self._families = (ttft, e2e, phases, itl, worker_wait, moves, prompt, output, estimates)
         self._phases = {**phases.by_value, "ttft": ttft.only, "e2e": e2e.only}
-        self.itl, self.worker_wait = itl.only, worker_wait.only
+        self.itl, self.worker_wait, self.move_seconds = itl.only, worker_wait.only, moves.only
         self._prompt_tokens, self._generated_tokens = prompt.only, output.only
         self._gauges: list[tuple[str, str, Callable[[], float]]] = []
+        self._more: list[Callable[[], Iterable[Metric]]] = []
         self._prometheus = process_registry(num_restarts)
         self._prometheus.register(self)
+
+    def add_families(self, families: Callable[[], Iterable[Metric]]) -> None:
+        """Args: families: called at each scrape."""
+        self._more.append(families)
 
     def add_gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Args: value: called at each scrape."""
@@ -160,6 +173,10 @@ class RouterMetrics(Collector):
 
     def attempt_restarted(self, kind: str) -> None:
         self._restarts[kind] += 1
+
+    def move_ended(self, result: str) -> None:
+        """Args: result: one of MOVE_RESULTS."""
+        self._moves[result] += 1
 
     def spans_dropped(self, reason: str, num_requests: int) -> None:
         self._spans_dropped[reason] += num_requests
@@ -214,6 +231,7 @@ class RouterMetrics(Collector):
             placements.add_metric(labels, count)
         yield placements
         yield _counter("tandem_restarts", "Attempts after a request's first, by reason", ("kind",), self._restarts)
+        yield _counter("tandem_moves", "Ordered moves of running streams, by result", ("result",), self._moves)
         yield _counter("tandem_faults", "Workers that the router lost, by kind of loss", ("kind",), self._faults)
         yield _counter(
             "tandem_spans_dropped",
@@ -284,6 +302,13 @@ class RouterMetrics(Collector):
             "Pairs of connected workers that can serve a request together; fewer than all pairs while links are down",
             value=self._registry.num_pairs,
         )
+        yield GaugeMetricFamily(
+            "tandem_wanted_worker_pairs",
+            "Pairs of connected workers that could serve a request together if every link that they keep were up",
+            value=self._registry.num_wanted_pairs,
+        )
+        for families in self._more:
+            yield from families()
         for name, text, value in self._gauges:
             yield GaugeMetricFamily(name, text, value=value())
         yield GaugeMetricFamily("tandem_ready", "1 if a request can be served now", value=not self._not_ready_reason())

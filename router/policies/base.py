@@ -31,7 +31,7 @@ from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
 from tandem.router.workers.worker import Pair, Worker
 
-AttemptFailure = Literal["prefill_failed", "given_back", "lease_lost", "deferred", "worker_lost"]
+AttemptFailure = Literal["prefill_failed", "given_back", "moved", "lease_lost", "deferred", "worker_lost"]
 RequestEnd = Literal["finished", "stopped", "failed", "aborted"]
 
 
@@ -88,7 +88,7 @@ class RoutingPolicy(ABC):
 
         Args:
             candidates: all pairs that can serve now, at least one; prefill workers in order of joining. After a wait
-                for workers, only the workers that take one more.
+                for workers, only the workers that take one more. For a moving stream, the one pair of its move.
             request: the request, with the number of the attempt to choose for.
 
         Returns:
@@ -105,9 +105,9 @@ class RoutingPolicy(ABC):
 
         Args:
             kind: "prefill_failed": a worker, mostly the prefill worker, reports a failure. "lease_lost": the decode
-                worker has lost the request's pages. "worker_lost": one of the two workers is gone. Two kinds never fail
-                a request: "given_back": the decode worker ran out of pages during decode. "deferred": it had no pages
-                at the start.
+                worker has lost the request's pages. "worker_lost": one of the two workers is gone. Three kinds never
+                fail a request: "given_back": the decode worker ran out of pages during decode. "deferred": it had no
+                pages at the start. "moved": the stream goes on at another worker.
             reason: a description for the log.
         """
         return

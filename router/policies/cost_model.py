@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import Lean
 from tandem.router.workers.objectives import Objectives
+from tandem.router.workers.worker import Worker
 
 LATE = 5.0
 TAIL_SHARE = 0.05
@@ -57,6 +58,19 @@ class CostLine(NamedTuple):
 
     def at(self, amount: float) -> float:
         return line_costs((self,), (amount,))[0]
+
+
+def state_of(worker: Worker) -> tuple[Load, Speed]:
+    load = Load(
+        worker.num_pending_tokens,
+        worker.num_decoding,
+        worker.num_kv_tokens,
+        worker.num_pool_tokens,
+        worker.num_held_tokens,
+        worker.max_decoding,
+        worker.lean,
+    )
+    return load, Speed(worker.forward_times, worker.rates.mean_output_tokens)
 
 
 def line_costs(lines: Iterable[CostLine], amounts: Iterable[float]) -> list[float]:

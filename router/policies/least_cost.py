@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tandem.router.policies import cost_model
 from tandem.router.policies.base import RoutingRequest
-from tandem.router.policies.cost_model import CostLine, Load, Speed
+from tandem.router.policies.cost_model import CostLine
 from tandem.router.policies.loads import LoadOption
 from tandem.router.policies.prefix_policy import PrefixPolicy
 from tandem.router.workers.candidates import Candidates
@@ -86,11 +86,11 @@ class _WorkerCosts:
             for i, (worker, room) in enumerate(zip(self.workers, self.rooms, strict=True)):
                 num_to_store = num_tokens - expected.get(worker, 0)
                 if room < num_to_store:
-                    costs[i] += cost_model.memory_cost(*_state_of(worker), self._objectives, num_to_store)
+                    costs[i] += cost_model.memory_cost(*cost_model.state_of(worker), self._objectives, num_to_store)
         return costs
 
     def _compute(self, i: int, worker: Worker) -> None:
-        load, speed = _state_of(worker)
+        load, speed = cost_model.state_of(worker)
         chance = self._random.random
         prefill = cost_model.prefill_line(load, speed, self._objectives)
         decode = cost_model.decode_line(load, speed, self._objectives)
@@ -189,8 +189,8 @@ class LeastCost(PrefixPolicy):
         return Estimate(
             num_to_compute,
             reason,
-            cost_model.ttft_s(*_state_of(pair.prefill), num_to_compute, num_tokens, load_s),
-            cost_model.itl_s(*_state_of(pair.decode), num_tokens),
+            cost_model.ttft_s(*cost_model.state_of(pair.prefill), num_to_compute, num_tokens, load_s),
+            cost_model.itl_s(*cost_model.state_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
             num_tokens - _usually_cached(plan.ready, prefills),
         )
@@ -216,19 +216,6 @@ def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -
     return having[index] if index >= 0 else 0
 
 
-def _state_of(worker: Worker) -> tuple[Load, Speed]:
-    load = Load(
-        worker.num_pending_tokens,
-        worker.num_decoding,
-        worker.num_kv_tokens,
-        worker.num_pool_tokens,
-        worker.num_held_tokens,
-        worker.max_decoding,
-        worker.lean,
-    )
-    return load, Speed(worker.forward_times, worker.rates.mean_output_tokens)
-
-
 def _cost_parts(
     pair: Pair, plan: _LoadPlan, expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
 ) -> dict[str, float]:
@@ -236,8 +223,8 @@ def _cost_parts(
     num_to_store = num_tokens - expected.get(decode, 0)
     num_to_compute = num_tokens - plan.ready.get(prefill, 0)
     load_s = plan.seconds.get(prefill, 0.0)
-    parts = cost_model.prompt_parts(*_state_of(prefill), objectives, num_to_compute, num_tokens, load_s)
-    decode_parts = cost_model.decode_parts(*_state_of(decode), objectives, num_tokens, num_to_store)
+    parts = cost_model.prompt_parts(*cost_model.state_of(prefill), objectives, num_to_compute, num_tokens, load_s)
+    decode_parts = cost_model.decode_parts(*cost_model.state_of(decode), objectives, num_tokens, num_to_store)
     for name, part in decode_parts.items():
         parts[name] = parts.get(name, 0.0) + part
     parts["handover"] = 0.0

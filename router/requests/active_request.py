@@ -44,6 +44,7 @@ class ActiveRequest:
         waiting_since: start of its wait for a worker; None: it does not wait.
         num_losses, num_excused: workers lost, or out of reach, in its current place.
         cleared_len: number of output tokens that ends that place.
+        may_move_at: earliest time of its next move.
     """
 
     tracker: RequestTracker
@@ -60,13 +61,14 @@ class ActiveRequest:
     is_given: bool = False
     num_failures: int = 0
     num_links_lost: int = 0
-    is_queued: bool = False
     waiting_since: float | None = None
     waiting_bytes: int = 0
+    waiting_tokens: int = 0
     num_losses: int = 0
     num_excused: int = 0
     lost_on: set[str] = field(default_factory=set)
     cleared_len: int = 0
+    may_move_at: float = 0.0
     _num_pending_tokens: int = 0
     _num_kv_tokens: int = 0
     _num_arriving_tokens: int = 0

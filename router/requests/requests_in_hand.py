@@ -6,11 +6,6 @@ from tandem.router.requests.active_request import ActiveRequest
 
 
 class RequestsInHand:
-    """
-    Attributes:
-        num_queued: requests that wait for their first token here, resumed ones included.
-    """
-
     def __init__(self) -> None:
         self._all: dict[str, ActiveRequest] = {}
         # In order of arrival, which is the order of deadlines: all have the same timeout.
@@ -18,7 +13,8 @@ class RequestsInHand:
         # Ended, but not read to the end by the client.
         self._undelivered: dict[str, ActiveRequest] = {}
         self._awaiting_decode: dict[str, ActiveRequest] = {}
-        self.num_queued = 0
+        # Without a first token, in order of arrival.
+        self._queued: dict[str, ActiveRequest] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -30,26 +26,32 @@ class RequestsInHand:
     def oldest(self) -> ActiveRequest | None:
         return next(iter(self._all.values()), None)
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for their first token here, resumed ones included."""
+        return len(self._queued)
+
+    @property
+    def oldest_queued(self) -> ActiveRequest | None:
+        return next(iter(self._queued.values()), None)
+
     def get(self, request_id: str) -> ActiveRequest | None:
         return self._all.get(request_id)
 
     def add(self, request: ActiveRequest) -> None:
         request_id = request.tracker.request_id
-        self._all[request_id] = self._unfinished[request_id] = request
-        request.is_queued = True
-        self.num_queued += 1
+        self._all[request_id] = self._unfinished[request_id] = self._queued[request_id] = request
 
     def remove(self, request: ActiveRequest) -> None:
-        self._mark_answered(request)
-        for requests in (self._all, self._unfinished, self._undelivered, self._awaiting_decode):
+        for requests in (self._all, self._unfinished, self._undelivered, self._awaiting_decode, self._queued):
             requests.pop(request.tracker.request_id, None)
 
     def mark_token(self, request: ActiveRequest) -> None:
-        self._mark_answered(request)
+        self._queued.pop(request.tracker.request_id, None)
 
     def mark_ended(self, request: ActiveRequest) -> None:
-        self._mark_answered(request)
         request_id = request.tracker.request_id
+        self._queued.pop(request_id, None)
         if self._unfinished.pop(request_id, None) is not None:
             self._undelivered[request_id] = request
 
@@ -76,7 +78,3 @@ class RequestsInHand:
             elif now >= request.decode_deadline:
                 silent.append(request)
         return silent
-
-    def _mark_answered(self, request: ActiveRequest) -> None:
-        self.num_queued -= request.is_queued
-        request.is_queued = False

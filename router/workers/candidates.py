@@ -234,6 +234,42 @@ class PrefillCandidates(Candidates):
         return isinstance(pair, Pair) and pair.prefill is pair.decode and pair.prefill in self.prefill_workers
 
 
+class PinnedCandidate(Candidates):
+    """One given pair of two workers, in the place of all candidates. The registry need not link them for others."""
+
+    def __init__(self, pair: Pair) -> None:
+        super().__init__({worker.worker_id: worker for worker in (pair.prefill, pair.decode)})
+        self._pair = pair
+
+    def among(self, may_serve: Callable[[Worker], bool]) -> "PinnedCandidate":
+        return self
+
+    @property
+    def prefill_workers(self) -> list[Worker]:
+        return [self._pair.prefill]
+
+    def decode_workers_of(self, prefill: Worker) -> list[Worker]:
+        return [self._pair.decode]
+
+    def alone(self) -> list[Worker]:
+        return []
+
+    def senders(self) -> list[Worker]:
+        return [self._pair.prefill]
+
+    def receivers(self) -> list[Worker]:
+        return [self._pair.decode]
+
+    def least_apart(self, senders: Mapping[Worker, float], *receivers: Mapping[Worker, float]) -> Pair | None:
+        return self._pair
+
+    def __len__(self) -> int:
+        return 1
+
+    def __contains__(self, pair: object) -> bool:
+        return pair == self._pair
+
+
 def _only(workers: Mapping[str, Worker], placement: str) -> Placement | None:
     if placement == AGGREGATED and any(w.worker_id in w.decode_workers for w in workers.values()):
         return AGGREGATED

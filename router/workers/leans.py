@@ -20,16 +20,25 @@ GOOD_FOR_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RouterDemand:
-    """One router's demand on the workers that hand over in role `both`.
+    """One router's demand on the planned workers, for the planners of roles and of sizes. Counters only grow.
 
     Attributes:
-        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended: as in PromptCount.
-        num_decoding: this router's requests in decode or bound for it, by worker id.
+        prompts, prompt_tokens, attended_tokens, elsewhere_tokens, elsewhere_attended, whole_tokens: counters as in
+            PromptCount.
+        num_decoding: this router's requests in decode or bound for it, by id of each worker that decodes.
         num_kv_tokens: KV tokens of these requests.
-        times: forward times of one worker, taken as equal.
+        times: forward times of one worker, taken as equal. Parts of prompts are a prefill worker's.
         output_tokens: mean output length.
         pool_tokens: size of the smallest pool, in tokens.
         max_decoding: smallest decode batch limit, in requests.
+        arrivals: counter of requests, with those that wait and those refused for lack of room.
+        num_waiting: requests without a first token.
+        waiting_tokens: their prompt tokens yet to compute.
+        oldest_wait_s: age of the oldest of them, in seconds.
+        num_unplaced: requests without a pair of workers.
+        finished, finished_tokens: counters of finished requests and of their output tokens.
+        is_measured: whether `times` are of workers past their first forward passes.
+        cpu_s: counter of CPU seconds of this router's event loop.
     """
 
     prompts: int = 0
@@ -43,3 +52,13 @@ class RouterDemand:
     output_tokens: float = 0.0
     pool_tokens: int = 0
     max_decoding: int = 0
+    whole_tokens: int = 0
+    arrivals: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    oldest_wait_s: float = 0.0
+    num_unplaced: int = 0
+    finished: int = 0
+    finished_tokens: int = 0
+    is_measured: bool = False
+    cpu_s: float = 0.0

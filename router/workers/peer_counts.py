@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 # A router silent for this many seconds is gone, with its requests.
@@ -51,14 +51,40 @@ class PeerCounts:
         self._clock = clock
         self._learn = learn
         self._counts: dict[str, tuple[float, RouterCounts]] = {}
+        # Sums over all routers, kept by differences: routers report ten times a second, each about every worker.
+        self._assigned: dict[str, AssignedLoad] = {}
+        self._changed: set[str] = set()
 
-    def record(self, router_id: str, counts: RouterCounts) -> None:
-        self._counts[router_id] = self._clock(), counts
+    def knows(self, router_id: str) -> bool:
+        """Returns whether a router's last whole load was not forgotten."""
+        return router_id in self._counts
+
+    def record(self, router_id: str, counts: RouterCounts, *, is_change: bool = False) -> None:
+        """Args: is_change: `counts.assigned` has only the workers whose load has changed since the last call."""
+        _, before = self._counts.get(router_id, (0.0, None))
+        assigned = dict(before.assigned) if before is not None else {}
+        gone = {} if is_change else {worker_id: NOTHING for worker_id in assigned if worker_id not in counts.assigned}
+        for worker_id, load in (*counts.assigned.items(), *gone.items()):
+            self._set_assigned(assigned, worker_id, load)
+        self._counts[router_id] = self._clock(), replace(counts, assigned=assigned)
         if self._learn is not None and counts.head_starts:
             self._learn(counts.head_starts)
 
     def forget(self, router_id: str) -> None:
-        self._counts.pop(router_id, None)
+        _, counts = self._counts.pop(router_id, (0.0, None))
+        if counts is not None:
+            assigned = dict(counts.assigned)
+            for worker_id in counts.assigned:
+                self._set_assigned(assigned, worker_id, NOTHING)
+
+    def forget_silent(self) -> None:
+        for router_id in [name for name in self._counts if self.counts_of(name) is None]:
+            self.forget(router_id)
+
+    def take_changed(self) -> dict[str, AssignedLoad]:
+        """Returns the loads of the workers whose load has changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return {worker_id: self.assigned_to(worker_id) for worker_id in changed}
 
     def counts_of(self, router_id: str) -> RouterCounts | None:
         """Returns None after FRESH_S of silence."""
@@ -77,11 +103,21 @@ class PeerCounts:
         return sum(counts.num_requests_by_key.get(key_digest, 0) for counts in self._fresh())
 
     def assigned_to(self, worker_id: str) -> AssignedLoad:
-        total = NOTHING
-        for counts in self._fresh():
-            if (load := counts.assigned.get(worker_id)) is not None:
-                total = total.plus(load)
-        return total
+        return self._assigned.get(worker_id, NOTHING)
+
+    def _set_assigned(self, assigned: dict[str, AssignedLoad], worker_id: str, load: AssignedLoad) -> None:
+        """Args: assigned: of the one router whose load on the worker this is."""
+        before = assigned.pop(worker_id, NOTHING)
+        if load != NOTHING:
+            assigned[worker_id] = load
+        if load == before:
+            return
+        self._changed.add(worker_id)
+        total = self.assigned_to(worker_id).plus(load.minus(before))
+        if total == NOTHING:
+            del self._assigned[worker_id]
+        else:
+            self._assigned[worker_id] = total
 
     def _fresh(self) -> Iterator[RouterCounts]:
         for router_id in self._counts:

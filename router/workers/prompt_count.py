@@ -13,6 +13,7 @@ class PromptCount:
         tokens: prompt tokens not expected to be cached.
         attended: sum of the tokens that each of these attends to.
         elsewhere, elsewhere_attended: the same for tokens uncached at half of the workers or more.
+        whole: all prompt tokens.
     """
 
     prompts: int = 0
@@ -20,6 +21,7 @@ class PromptCount:
     attended: int = 0
     elsewhere: int = 0
     elsewhere_attended: int = 0
+    whole: int = 0
 
     def add(self, num_tokens: int, estimate: Estimate | None) -> None:
         num_to_compute = num_tokens if estimate is None else estimate.num_to_compute
@@ -27,6 +29,7 @@ class PromptCount:
         if num_elsewhere is None:
             num_elsewhere = num_to_compute
         self.prompts += 1
+        self.whole += num_tokens
         self.tokens += num_to_compute
         self.attended += _attended(num_to_compute, num_tokens)
         self.elsewhere += num_elsewhere

@@ -38,6 +38,7 @@ class ClusterRates:
         # Learning costs time for each request, and most policies never ask.
         self._is_asked = False
         self.mean_output_tokens = 128.0
+        self.num_finished = self.num_finished_tokens = 0
 
     def handover_s(self, distance: int) -> tuple[float, float]:
         """Returns (seconds per handover, seconds per shipped page), which do not decrease with distance. Learning
@@ -54,6 +55,8 @@ class ClusterRates:
 
     def request_finished(self, request: FinishedRequest, distance: int | None) -> None:
         """Args: distance: None for a single worker."""
+        self.num_finished += 1
+        self.num_finished_tokens += len(request.output_ids)
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
         if distance is None or not self._is_asked:
             return

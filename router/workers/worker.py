@@ -1,10 +1,10 @@
 """The router's view of a worker, and pairs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.forward_times import start_times
-from tandem.messages import ForwardTimes, Hello, LinkState, RouterMessage, WorkerStats
+from tandem.messages import ForwardTimes, Hello, LinkState, RouterMessage, Shipped, WorkerStats
 from tandem.router.workers.distance import distance
 from tandem.router.workers.leans import NO_LEAN, Lean
 from tandem.router.workers.peer_counts import NOTHING, AssignedLoad
@@ -25,8 +25,10 @@ class Worker:
     Attributes:
         disconnect: ends the control stream, with a reason.
         last_progress: time of the last change of `num_steps`.
+        measured_at: time of the first report of measured forward times; None: none has come.
         num_steps: step number of the worker's scheduler; -1 before the first heartbeat.
-        stats: report of the last heartbeat.
+        stats: report of the last heartbeat, with the links that changed since the one before.
+        shipped: counters of all links, by receiver and transport.
         links_up: incarnation of each linked decode worker, by id.
         links_down: last report on each decode worker without a link.
         decode_workers: connected and linked decode workers by id; itself in role `both`. Kept by the registry.
@@ -56,8 +58,10 @@ class Worker:
     last_heard: float
     last_progress: float
     last_heartbeat: float = 0.0
+    measured_at: float | None = None
     num_steps: int = -1
     stats: WorkerStats = field(default_factory=WorkerStats)
+    shipped: dict[tuple[str, str], Shipped] = field(default_factory=dict)
     links_up: dict[str, str] = field(default_factory=dict)
     links_down: dict[str, LinkState] = field(default_factory=dict)
     decode_workers: "dict[str, Worker]" = field(default_factory=dict)
@@ -83,6 +87,7 @@ class Worker:
     page_size: int = field(init=False)
     host: str = field(init=False)
     rack: str = field(init=False)
+    _num_sent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward_times = start_times(self.hello.device)
@@ -114,12 +119,36 @@ class Worker:
 
     def take_stats(self, stats: WorkerStats) -> None:
         old, self.stats = self.stats, stats
+        for one in stats.shipped:
+            receiver_id, key = one.receiver_id, (one.receiver_id, one.transport)
+            # The first heartbeat has the bytes of before.
+            if self.num_steps >= 0:
+                before = self.shipped[key].num_bytes if key in self.shipped else 0
+                self._num_sent[receiver_id] = self._num_sent.get(receiver_id, 0) + one.num_bytes - before
+            self.shipped[key] = one
         self.load_token_s = stats.load_token_s
         if stats.forward_times not in (NOT_SAID, self.forward_times):
             self.forward_times = stats.forward_times
             self.load_number += 1
         elif (old.num_leased_pages, old.num_locked_pages) != (stats.num_leased_pages, stats.num_locked_pages):
             self.load_number += 1
+
+    def whole_stats(self, *, by_link: bool) -> WorkerStats:
+        """Returns the last report with the counters of all links, or without `by_link` their sums by transport."""
+        shipped = self.shipped.values()
+        if by_link:
+            return replace(self.stats, shipped=tuple(shipped))
+        sums = []
+        for transport in dict.fromkeys(one.transport for one in shipped):
+            own = [(one.num_pages, one.num_bytes, one.copying_ns) for one in shipped if one.transport == transport]
+            num_pages, num_bytes, copying_ns = map(sum, zip(*own, strict=True))
+            sums.append(Shipped(transport, num_pages, num_bytes, copying_ns=copying_ns))
+        return replace(self.stats, shipped=tuple(sums))
+
+    def take_sent_bytes(self) -> dict[str, int]:
+        """Returns the bytes sent since the last call, by receiver; idle links are missing."""
+        sent, self._num_sent = self._num_sent, {}
+        return sent
 
     def set_lean(self, lean: Lean) -> bool:
         """Returns whether the lean has changed."""

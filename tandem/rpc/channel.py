@@ -33,7 +33,7 @@ MAX_CALLS = 8192
 
 # Ports for the cluster's own processes, which have a call on every connection. A stranger holds a descriptor and some
 # kilobytes until one of the timeouts.
-MAX_CLUSTER_CONNECTIONS = 1024
+MAX_CLUSTER_CONNECTIONS = 4096
 MAX_CLUSTER_IDLE_MS = 10_000
 
 # Keepalive between hosts, because a cut cable breaks no connection. On one host a connection ends with its process, and

@@ -306,7 +306,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores")
+    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores", "sizes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,7 @@ class ServerInfo(_message.Message):
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     max_model_len: int
@@ -327,7 +328,32 @@ class ServerInfo(_message.Message):
     routers: _containers.RepeatedCompositeFieldContainer[RouterStatus]
     placements: _containers.RepeatedCompositeFieldContainer[PlacementCount]
     stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ...) -> None: ...
+    sizes: _containers.RepeatedCompositeFieldContainer[SizeStatus]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., sizes: _Optional[_Iterable[_Union[SizeStatus, _Mapping]]] = ...) -> None: ...
+
+class SizeStatus(_message.Message):
+    __slots__ = ("kind", "low", "high", "target", "ready", "starting", "leaving", "start_s", "reason", "no_room")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    low: int
+    high: int
+    target: int
+    ready: int
+    starting: int
+    leaving: int
+    start_s: float
+    reason: str
+    no_room: str
+    def __init__(self, kind: _Optional[str] = ..., low: _Optional[int] = ..., high: _Optional[int] = ..., target: _Optional[int] = ..., ready: _Optional[int] = ..., starting: _Optional[int] = ..., leaving: _Optional[int] = ..., start_s: _Optional[float] = ..., reason: _Optional[str] = ..., no_room: _Optional[str] = ...) -> None: ...
 
 class PlacementCount(_message.Message):
     __slots__ = ("placement", "reason", "count")
@@ -380,7 +406,7 @@ class StoreStatus(_message.Message):
     def __init__(self, store_id: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., num_slots: _Optional[int] = ..., num_host_pages: _Optional[int] = ..., num_disk_pages: _Optional[int] = ..., num_disk_bytes: _Optional[int] = ..., is_disk_off: _Optional[bool] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address", "rack", "lean", "follower_pids")
+    __slots__ = ("worker_id", "role", "device", "pid", "address", "alive", "scheduler_step", "linked_to", "stats", "metrics_address", "rack", "lean", "follower_pids", "num_links")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
@@ -394,6 +420,7 @@ class WorkerStatus(_message.Message):
     RACK_FIELD_NUMBER: _ClassVar[int]
     LEAN_FIELD_NUMBER: _ClassVar[int]
     FOLLOWER_PIDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_LINKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     device: str
@@ -407,7 +434,8 @@ class WorkerStatus(_message.Message):
     rack: str
     lean: str
     follower_pids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ..., follower_pids: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_links: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ..., follower_pids: _Optional[_Iterable[int]] = ..., num_links: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s", "num_queued_tokens", "drafted")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterCounts(_message.Message):
-    __slots__ = ("router_id", "num_requests", "num_queued", "num_requests_by_key", "assigned", "pid", "head_starts")
+    __slots__ = ("router_id", "num_requests", "num_queued", "num_requests_by_key", "assigned", "pid", "head_starts", "is_change")
     class NumRequestsByKeyEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class RouterCounts(_message.Message):
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     HEAD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    IS_CHANGE_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     num_requests: int
     num_queued: int
@@ -36,7 +37,8 @@ class RouterCounts(_message.Message):
     assigned: _containers.MessageMap[str, AssignedLoad]
     pid: int
     head_starts: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, router_id: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_requests_by_key: _Optional[_Mapping[str, int]] = ..., assigned: _Optional[_Mapping[str, AssignedLoad]] = ..., pid: _Optional[int] = ..., head_starts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    is_change: bool
+    def __init__(self, router_id: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_queued: _Optional[int] = ..., num_requests_by_key: _Optional[_Mapping[str, int]] = ..., assigned: _Optional[_Mapping[str, AssignedLoad]] = ..., pid: _Optional[int] = ..., head_starts: _Optional[_Iterable[bytes]] = ..., is_change: _Optional[bool] = ...) -> None: ...
 
 class AssignedLoad(_message.Message):
     __slots__ = ("num_requests", "num_pending_tokens", "num_decoding", "num_kv_tokens", "num_arriving_tokens")

@@ -42,7 +42,7 @@ class RouterBatch(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[RouterMessage, _Mapping]]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress", "cached_prefixes", "embedded")
+    __slots__ = ("hello", "heartbeat", "link_state", "first_token", "tokens", "finished", "failed", "prefill_deferred", "gave_back", "lease_lost", "recalled", "unservable", "prompt_scored", "clock_reply", "progress", "cached_prefixes", "embedded", "not_moved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     LINK_STATE_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class WorkerMessage(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     EMBEDDED_FIELD_NUMBER: _ClassVar[int]
+    NOT_MOVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     link_state: LinkState
@@ -77,10 +78,11 @@ class WorkerMessage(_message.Message):
     progress: Progress
     cached_prefixes: CachedPrefixes
     embedded: Embedded
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cached_prefixes: _Optional[_Union[CachedPrefixes, _Mapping]] = ..., embedded: _Optional[_Union[Embedded, _Mapping]] = ...) -> None: ...
+    not_moved: NotMoved
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cached_prefixes: _Optional[_Union[CachedPrefixes, _Mapping]] = ..., embedded: _Optional[_Union[Embedded, _Mapping]] = ..., not_moved: _Optional[_Union[NotMoved, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe", "repeat_prefixes")
+    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe", "repeat_prefixes", "move")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class RouterMessage(_message.Message):
     RESET_CACHE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_PROBE_FIELD_NUMBER: _ClassVar[int]
     REPEAT_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    MOVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     peers: Peers
     admit: Admit
@@ -99,7 +102,8 @@ class RouterMessage(_message.Message):
     reset_cache: ResetCache
     clock_probe: ClockProbe
     repeat_prefixes: RepeatPrefixes
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ..., repeat_prefixes: _Optional[_Union[RepeatPrefixes, _Mapping]] = ...) -> None: ...
+    move: Move
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ..., repeat_prefixes: _Optional[_Union[RepeatPrefixes, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ...) -> None: ...
 
 class PageFormat(_message.Message):
     __slots__ = ("model_fingerprint", "page_bytes", "layout")
@@ -243,7 +247,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., num_logprobs: _Optional[int] = ..., grammar: _Optional[str] = ..., min_tokens: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admit(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "duration_s", "arrival_ns", "priority", "cache_namespace", "record_id", "resume_token", "client", "prefill_worker_id")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "duration_s", "arrival_ns", "priority", "cache_namespace", "record_id", "resume_token", "client", "prefill_worker_id", "copy_of")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +261,7 @@ class Admit(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    COPY_OF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -270,10 +275,11 @@ class Admit(_message.Message):
     resume_token: bytes
     client: str
     prefill_worker_id: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., client: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ...) -> None: ...
+    copy_of: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., duration_s: _Optional[float] = ..., arrival_ns: _Optional[int] = ..., priority: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., client: _Optional[str] = ..., prefill_worker_id: _Optional[str] = ..., copy_of: _Optional[str] = ...) -> None: ...
 
 class Prefill(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace", "record_id", "resume_token", "embedding", "client")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "output_ids", "sampling", "decode_worker_id", "priority", "arrival_ns", "cache_namespace", "record_id", "resume_token", "embedding", "client", "is_move")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +293,7 @@ class Prefill(_message.Message):
     RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
+    IS_MOVE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -300,7 +307,8 @@ class Prefill(_message.Message):
     resume_token: bytes
     embedding: EmbeddingParams
     client: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., priority: _Optional[int] = ..., arrival_ns: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., embedding: _Optional[_Union[EmbeddingParams, _Mapping]] = ..., client: _Optional[str] = ...) -> None: ...
+    is_move: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., decode_worker_id: _Optional[str] = ..., priority: _Optional[int] = ..., arrival_ns: _Optional[int] = ..., cache_namespace: _Optional[str] = ..., record_id: _Optional[str] = ..., resume_token: _Optional[bytes] = ..., embedding: _Optional[_Union[EmbeddingParams, _Mapping]] = ..., client: _Optional[str] = ..., is_move: _Optional[bool] = ...) -> None: ...
 
 class EmbeddingParams(_message.Message):
     __slots__ = ("num_dimensions", "is_normalized")
@@ -309,6 +317,22 @@ class EmbeddingParams(_message.Message):
     num_dimensions: int
     is_normalized: bool
     def __init__(self, num_dimensions: _Optional[int] = ..., is_normalized: _Optional[bool] = ...) -> None: ...
+
+class Move(_message.Message):
+    __slots__ = ("request_id", "attempt", "copy_id", "decode_worker_id", "num_tokens", "cache_namespace")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COPY_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    copy_id: str
+    decode_worker_id: str
+    num_tokens: int
+    cache_namespace: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., copy_id: _Optional[str] = ..., decode_worker_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., cache_namespace: _Optional[str] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id", "attempt")
@@ -483,12 +507,24 @@ class PrefillDeferred(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class GaveBack(_message.Message):
-    __slots__ = ("request_id", "attempt")
+    __slots__ = ("request_id", "attempt", "is_move")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    IS_MOVE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    is_move: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., is_move: _Optional[bool] = ...) -> None: ...
+
+class NotMoved(_message.Message):
+    __slots__ = ("request_id", "attempt", "reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    reason: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaseLost(_message.Message):
     __slots__ = ("request_id", "attempt")

@@ -33,10 +33,10 @@ class Server:
         return status
 
 
-def tandem(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def tandem(*arguments: str, stdin: str = "", timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     if arguments[0] == "serve" and "--name" not in arguments:
         arguments = ("serve", *own_name(), *arguments[1:])
-    return subprocess.run([TANDEM, *arguments], input=stdin, capture_output=True, text=True, timeout=60.0)
+    return subprocess.run([TANDEM, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout_s)
 
 
 def own_name() -> tuple[str, str]:

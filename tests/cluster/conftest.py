@@ -258,6 +258,7 @@ GROUPS = (
     ("test_cli",),
     ("test_death",),
     ("test_routers", "test_restart", "test_cached_prefixes"),
+    ("test_workers", "test_moves"),
     ("test_keys_and_tls", "test_bad_input_with_keys"),
 )
 STEMS = [stem for group in GROUPS for stem in group]

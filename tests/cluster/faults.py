@@ -73,6 +73,10 @@ class LiveStream:
         times = [self.sent, *self._times]
         return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
+    def longest_gap_after_first(self) -> float:
+        """Return the longest time between two messages with tokens."""
+        return max((b - a for a, b in itertools.pairwise(self._times)), default=0.0)
+
     def resumed_at(self, moment: float) -> float:
         """Return the end of the longest wait that ended after `moment`; without one, `moment`."""
         with self._changed:

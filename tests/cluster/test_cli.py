@@ -289,7 +289,7 @@ def test_no_server(command: tuple[str, ...]) -> None:
     ("arguments", "message"),
     [
         ((), "which model? give --model"),
-        (("--model", "m", "--prefill", "two"), "invalid int value: 'two'"),
+        (("--model", "m", "--prefill", "two"), "--prefill: must be a whole number, or a range such as 1:8, not 'two'"),
         (("--model", "m", "--dtype", "int3"), "invalid choice: 'int3'"),
         (("--model", "m", "--num-page", "3"), "unrecognized arguments: --num-page 3 (did you mean --num-pages?)"),
         (("--model", "m", "--prefill", "2", "--decode", "0"), "both kinds are needed, or neither"),

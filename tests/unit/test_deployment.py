@@ -32,9 +32,9 @@ from tests.manifests import (
 KUBERNETES = DEPLOYMENT / "kubernetes"
 MANIFESTS = sorted(
     path
-    for folder in ("base", "components/monitoring")
+    for folder in ("base", "components/monitoring", "components/keda")
     for path in (KUBERNETES / folder).glob("*.yaml")
-    if path.name not in ("kustomization.yaml", "serve.yaml", "sidecar.yaml")
+    if path.name not in ("kustomization.yaml", "serve.yaml", "sidecar.yaml", "replicas.yaml")
 )
 OVERLAYS = ("cpu", "gpu")
 DOCKERFILES = sorted(DEPLOYMENT.glob("Dockerfile.*"))
@@ -76,6 +76,29 @@ def test_overlays_make_complete_manifests(overlay: str, tmp_path: Path) -> None:
     assert mounted == {volume["name"] for volume in pod["volumes"]}
     assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/etc/tandem", "/dev/shm", "/var/log/tandem"}
     assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+
+
+@needs_kubectl
+def test_keda_changes_the_number_of_pods(tmp_path: Path) -> None:
+    tree = tmp_path / "kubernetes"
+    shutil.copytree(KUBERNETES, tree)
+    with (tree / "overlays/cpu/kustomization.yaml").open("a") as file:
+        file.write("components:\n  - ../../components/monitoring\n  - ../../components/keda\n")
+    manifests = rendered(tree / "overlays/cpu")
+    for manifest in manifests:
+        check_manifest(manifest)
+    deployment, scaled = of_kind(manifests, "Deployment"), of_kind(manifests, "ScaledObject")
+    assert "replicas" not in deployment["spec"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    known = (ROOT / "docs/metrics.md").read_text()
+    for trigger in scaled["spec"]["triggers"]:
+        query = trigger["metadata"]["query"]
+        metrics = re.findall(r"\btandem_\w+", query)
+        assert metrics and all(f"`{metric.removesuffix('_bucket')}`" in known for metric in metrics)
+        if shutil.which("promtool"):
+            rule = {"groups": [{"name": "keda", "rules": [{"record": "keda:one", "expr": query}]}]}
+            (tmp_path / "rules.yml").write_text(yaml.safe_dump(rule))
+            subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("folder", ["base", "overlays/cpu", "overlays/gpu"])

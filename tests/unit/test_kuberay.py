@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,21 @@ def test_overlays_make_complete_manifests(overlay: str) -> None:
         assert containers[0]["name"] in ("ray-head", "ray-worker")
 
 
+@needs_kubectl
+def test_autoscaling_adds_pods_and_starts_with_room() -> None:
+    manifests = rendered(KUBERAY / "overlays/ray-cluster-autoscaling")
+    resource = of_kind(manifests, "RayCluster")
+    check(resource)
+    spec, fixed = resource["spec"], cluster_spec(ray_resource("ray-cluster"))
+    assert spec["enableInTreeAutoscaling"]
+    # Its container needs Kubernetes' API.
+    assert spec["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"]
+    (group,), (fixed_group,) = spec["workerGroupSpecs"], fixed["workerGroupSpecs"]
+    assert fixed_group["replicas"] == group["replicas"] == group["minReplicas"] < group["maxReplicas"]
+    config = served("--config", str(KUBERAY / "base/serve.yaml"), *HEAD_ADDRESS)
+    assert config.spans_nodes and config.ray_autoscaler == "auto"
+
+
 def test_both_overlays_have_the_same_pods() -> None:
     one, other = (cluster_spec(ray_resource(overlay)) for overlay in OVERLAYS)
     (workers,), (other_workers,) = one["workerGroupSpecs"], other["workerGroupSpecs"]
@@ -119,14 +135,17 @@ def test_pods_provide_the_cluster_s_resources(overlay: str) -> None:
     assert (ports["http"], ports["grpc"]) == (config.http_port, config.grpc_port)
     for template in (head, worker):
         assert template["spec"]["terminationGracePeriodSeconds"] >= 5 + config.drain_timeout_s + STOP_GRACE_S
-    (_, waiting) = container(worker, "ray-worker")["lifecycle"]["preStop"]["exec"]["command"]
-    assert 5 + config.drain_timeout_s < int(waiting) < worker["spec"]["terminationGracePeriodSeconds"]
+    ending = container(worker, "ray-worker")["lifecycle"]["preStop"]["exec"]["command"][2]
+    announced, waiting = (int(re.findall(rf"{word}(\d+)", ending)[0]) for word in ("remaining-seconds=", "sleep "))
+    assert 5 + config.drain_timeout_s < announced <= waiting < worker["spec"]["terminationGracePeriodSeconds"]
 
 
 def test_head_commands_exist() -> None:
-    head, _ = templates(cluster_spec(ray_resource("ray-cluster")))
+    head, worker = templates(cluster_spec(ray_resource("ray-cluster")))
     beside = container(head, "tandem")
     scripts = [beside["command"][2], container(head, "ray-head")["lifecycle"]["preStop"]["exec"]["command"][2]]
+    ending = container(worker, "ray-worker")["lifecycle"]["preStop"]["exec"]["command"][2]
+    assert subprocess.run(["sh", "-n", "-c", ending], timeout=10, check=False).returncode == 0
     head, _ = templates(cluster_spec(ray_resource("ray-service")))
     scripts.append(container(head, "ray-head")["lifecycle"]["preStop"]["exec"]["command"][2])
     for script in scripts:

@@ -13,12 +13,15 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.deploy.config.bounds import SIZED_KINDS
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.messages import Drafted, Heartbeat, Shipped, WorkerStats
 from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
+from tandem.router.observe.size_metrics import size_metrics
+from tandem.router.workers.sizes import ClusterSize, KindSize
 from tandem.worker.metrics import worker_registry
 from tests.fakes.http_cluster import HttpRouter
 from tests.fakes.tokenizer import ByteTokenizer
@@ -51,7 +54,10 @@ def exported() -> dict[str, dict[str, set[str]]]:
     stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),), drafted=(Drafted("ngram", 0, 0, 0),))
     experts = ExpertBalance(ExpertCounts(range(2), 4, 2, torch.device("cpu")))
     # Frontends add their metrics when the application is made.
-    texts = [exposition.decode() for exposition in (router_exposition(), new_metrics().exposition())]
+    size = ClusterSize({kind: KindSize(1, 2, 2, 1, 1, 0, 9.0) for kind in SIZED_KINDS}, {("any", "up", "load"): 1})
+    elastic = new_metrics()
+    elastic.add_families(lambda: size_metrics(size))
+    texts = [exposition.decode() for exposition in (router_exposition(), elastic.exposition())]
     for role in ("prefill", "decode", "both"):
         registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats), experts=experts, is_store_up=bool)
         texts.append(generate_latest(registry).decode())

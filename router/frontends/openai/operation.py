@@ -77,6 +77,7 @@ def add_operation(app: FastAPI, frontend: Frontend) -> None:
 def _server_info(frontend: Frontend) -> dict[str, Any]:
     config, router = frontend.config, frontend.router
     reason = router.not_ready_reason()
+    tells_links = router.workers.tells_links
     return {
         "version": __version__,
         "model": config.model_name,
@@ -95,7 +96,7 @@ def _server_info(frontend: Frontend) -> dict[str, Any]:
                 "num_ranks": worker.hello.num_ranks,
                 "num_pages": worker.hello.num_pages,
                 "page_size": worker.page_size,
-                "stats": asdict(worker.stats),
+                "stats": asdict(worker.whole_stats(by_link=tells_links)),
             }
             for worker in router.workers
         ],

@@ -1,5 +1,6 @@
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -35,8 +36,11 @@ NO_RATES = Rates()
 
 
 class _Sample(NamedTuple):
+    """Attributes: sent: bytes sent since the sample before, by receiver."""
+
     at: float
     stats: WorkerStats
+    sent: Mapping[str, int]
 
 
 class WorkerRates:
@@ -49,7 +53,7 @@ class WorkerRates:
             before = known.get(worker.worker_id)
             samples = before[1] if before and before[0] is worker else deque(maxlen=NUM_LINK_SAMPLES)
             if worker.num_steps >= 0 and (not samples or samples[-1].at < worker.last_heartbeat):
-                samples.append(_Sample(worker.last_heartbeat, worker.stats))
+                samples.append(_Sample(worker.last_heartbeat, worker.stats, worker.take_sent_bytes()))
             self._samples[worker.worker_id] = worker, samples
 
     def of(self, worker_id: str) -> Rates:
@@ -62,17 +66,16 @@ class WorkerRates:
         old_and_new = zip(_tokens_of(first.stats), _tokens_of(last.stats), strict=True)
         return Rates(*((new - old) / elapsed_s for old, new in old_and_new))
 
-    def sent_bytes(self, worker_id: str) -> dict[tuple[str, str], float]:
-        """Returns a worker's bytes per second over the last 10 s, by receiving worker and transport."""
+    def sent_to(self, worker_id: str) -> dict[str, float]:
+        """Returns a worker's bytes per second over the last 10 s by receiving worker; idle links are missing."""
         window = self._window(worker_id, NUM_LINK_SAMPLES)
         if window is None:
             return {}
         first, last = window
-        before = {(s.receiver_id, s.transport): s.num_bytes for s in first.stats.shipped}
-        return {
-            (key := (s.receiver_id, s.transport)): (s.num_bytes - before.get(key, 0)) / (last.at - first.at)
-            for s in last.stats.shipped
-        }
+        sent: Counter[str] = Counter()
+        for sample in islice(self._samples[worker_id][1], 1, None):
+            sent.update(sample.sent)
+        return {receiver_id: num_bytes / (last.at - first.at) for receiver_id, num_bytes in sent.items() if num_bytes}
 
     def total(self, rate: Callable[[Rates], float]) -> float:
         return sum(rate(self.of(worker_id)) for worker_id in self._samples)

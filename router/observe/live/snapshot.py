@@ -1,5 +1,6 @@
 """Snapshots of a cluster as JSON."""
 
+import heapq
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 
 from tandem import __version__
 from tandem.config import ROLES
-from tandem.messages import Shipped, WorkerStats
+from tandem.messages import WorkerStats
 from tandem.router.config import RouterConfig, host_of
 from tandem.router.observe.live.ended_requests import EndedRequest
 from tandem.router.observe.live.history import History, Point
@@ -19,6 +20,8 @@ from tandem.router.workers.worker import Worker
 
 # Limit per second: readers follow no more, and each costs as much as two links.
 MAX_NEW_REQUESTS = 20
+# Links of a frame: all links of hundreds of workers would be megabytes a second.
+MAX_LINKS = 256
 # Only the page reads the names, so they may change with any version.
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -70,7 +73,7 @@ class SnapshotBuilder:
             num_requests=router.num_requests + router.elsewhere.num_requests,
             num_queued=router.num_queued + router.elsewhere.num_queued,
         )
-        for router_id in self._config.routers:
+        for router_id in router.router_names:
             if router_id != self._config.router_id:
                 alive = router.elsewhere.counts_of(router_id) is not None
                 if self._alive.get(router_id, alive) != alive:
@@ -92,19 +95,19 @@ class SnapshotBuilder:
         self._journal_version = live.journal.version
 
     def _frame(self, num_points: int, num_ended: int, journal_version: int, *, is_whole: bool) -> Frame:
-        router, live = self._router, self._router.live
+        live = self._router.live
         requests = list(live.ended.since(num_ended))
         if not is_whole:
             requests = requests[-MAX_NEW_REQUESTS:]
+        links, more_links = self._links()
         return Frame(
             {
                 "whole": is_whole,
                 "now_s": self._now(),
                 **self._state(),
                 "workers": self._workers(),
-                "links": sorted(
-                    (link for worker in router.workers for link in self._links(worker)), key=itemgetter("from", "to")
-                ),
+                "links": links,
+                "more_links": more_links,
                 "points": [_point(point) for point in self._history.since(num_points)],
                 "journal": [_entry(entry) for entry in live.journal.since(journal_version)],
             },
@@ -133,13 +136,13 @@ class SnapshotBuilder:
             "requests_in_hand": router.num_requests + elsewhere.num_requests,
             "queued": router.num_queued + elsewhere.num_queued,
             "waiting": router.num_waiting,
-            "routers": [self._router_state(name) for name in config.routers or (config.router_id,)],
+            "routers": [self._router_state(name) for name in router.router_names or (config.router_id,)],
         }
 
     def _down(self) -> list[str]:
         """Returns the planned workers that are not connected, and the other routers that do not answer."""
         here = {worker.worker_id for worker in self._router.workers}
-        routers = [name for name in self._config.routers if name != self._config.router_id]
+        routers = [name for name in self._router.router_names if name != self._config.router_id]
         return [
             *sorted(name for name in self._router.workers.planned if name not in here),
             *(name for name in routers if self._router.elsewhere.counts_of(name) is None),
@@ -191,32 +194,52 @@ class SnapshotBuilder:
             "loaded_tokens_per_s": _loaded_rates(stats, rates),
         }
 
-    def _links(self, worker: Worker) -> Iterable[dict[str, Any]]:
-        if not worker.sends:
-            return
-        sent = self._rates.sent_bytes(worker.worker_id)
-        shipped_to: dict[str, list[Shipped]] = {}
-        for one in worker.stats.shipped:
-            shipped_to.setdefault(one.receiver_id, []).append(one)
-        for other in self._router.workers:
-            if not other.receives or other is worker:
-                continue
-            receiver_id = other.worker_id
-            is_up = receiver_id in worker.decode_workers
-            down = worker.links_down.get(receiver_id)
-            shipped = shipped_to.get(receiver_id, [])
-            rates = [sent.get((receiver_id, s.transport), 0.0) for s in shipped]
-            # After a change of transport, the link uses the transport opened last.
-            transport = shipped[-1].transport if shipped else ""
-            yield {
-                "from": worker.worker_id,
-                "to": receiver_id,
-                "up": is_up,
-                "reason": down.reason if down is not None and not is_up else "",
-                "transport": transport,
-                "bytes": sum(s.num_bytes for s in shipped),
-                "bytes_per_s": round(sum(rates)),
-            }
+    def _links(self) -> tuple[list[dict[str, Any]], int]:
+        """Returns the links by name, at most MAX_LINKS: those that are down, then the busiest; and the number of the
+        others."""
+        registry = self._router.workers
+        pairs = [
+            (sender, receiver)
+            for sender in registry
+            if sender.sends
+            for receiver in registry.receivers_of(sender)
+            if receiver is not sender
+        ]
+        num_links = len(pairs)
+        sent = {worker: self._rates.sent_to(worker.worker_id) for worker in registry if worker.sends}
+        if num_links > MAX_LINKS:
+            urgent = [
+                (sender, receiver)
+                for sender, receiver in pairs
+                if receiver.worker_id not in sender.decode_workers or receiver.worker_id in sent[sender]
+            ]
+            pairs = heapq.nsmallest(
+                MAX_LINKS,
+                urgent,
+                lambda pair: (
+                    pair[1].worker_id in pair[0].decode_workers,
+                    -sent[pair[0]].get(pair[1].worker_id, 0.0),
+                ),
+            )
+        links = [_link(sender, receiver, sent[sender].get(receiver.worker_id, 0.0)) for sender, receiver in pairs]
+        return sorted(links, key=itemgetter("from", "to")), num_links - len(links)
+
+
+def _link(sender: Worker, receiver: Worker, bytes_per_s: float) -> dict[str, Any]:
+    receiver_id = receiver.worker_id
+    is_up = receiver_id in sender.decode_workers
+    down = sender.links_down.get(receiver_id)
+    shipped = [one for one in sender.shipped.values() if one.receiver_id == receiver_id]
+    return {
+        "from": sender.worker_id,
+        "to": receiver_id,
+        "up": is_up,
+        "reason": down.reason if down is not None and not is_up else "",
+        # After a change of transport, the link uses the transport opened last.
+        "transport": shipped[-1].transport if shipped else "",
+        "bytes": sum(one.num_bytes for one in shipped),
+        "bytes_per_s": round(bytes_per_s),
+    }
 
 
 def _rounded(value: float | None) -> float | None:

@@ -317,7 +317,7 @@ FAULTS: dict[str, Fault] = {
     "slots granted before former users are quiet": Fault(slots_granted_before_former_users_are_quiet, "is granted"),
     "purges that leave pages being written": Fault(purges_that_leave_pages_being_written, "before reset"),
     "purges that leave the disk": Fault(purges_that_leave_the_disk, "before reset"),
-    "failed purges reported as done": Fault(failed_purges_reported_as_done, "before reset"),
+    "failed purges reported as done": Fault(failed_purges_reported_as_done, "before reset", first=280),
     "failed reads taken for pages": Fault(failed_reads_taken_for_pages, "another content"),
     "slots freed while the disk reads into them": Fault(
         slots_freed_while_the_disk_reads_into_them, "the disk uses it", first=236

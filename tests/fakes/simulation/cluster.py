@@ -54,6 +54,8 @@ class Simulation:
         routers: the latest life of each router, possibly over, by address.
         streams, links: streams and epochs until both ends have noticed their end.
         channels: lanes of two-sided epochs, by name.
+        leaving: workers that are to leave.
+        num_moves: streams given back to move.
         num_forgotten_links: links dropped between living ends because no router named the receiver for too long.
     """
 
@@ -110,6 +112,8 @@ class Simulation:
         self.num_both = num_both
         self.largest_request_pages = largest_request_pages
         self._routing, self._placement = routing, placement
+        self.leaving: set[str] = set()
+        self.num_moves = 0
         self.routers = {address: self._new_router(address) for address in map("router{}".format, range(num_routers))}
         self.past_routers: list[SimRouter] = []
         self.workers: dict[str, SimWorker] = {}
@@ -183,6 +187,13 @@ class Simulation:
             if is_chosen(number):
                 action()
         self.read_clients()
+
+    def plan_workers(self, leaving: set[str]) -> None:
+        """Tell all routers that run that these workers leave, and no others; each of them tells its streams to move."""
+        self.leaving = leaving
+        for router in self.routers.values():
+            if router.runs:
+                router.plan_workers()
 
     def tell_counts(self) -> None:
         for router in self.routers.values():
@@ -356,6 +367,7 @@ class Simulation:
             worker.paused = False
         for router in list(self.routers.values()):
             self.revive_router(router)
+        self.plan_workers(set())
         self._settle()
         self.advance(KEEP_S + 1.0)
         self._settle()
@@ -434,7 +446,7 @@ class Simulation:
     def check_undisturbed(self) -> None:
         """Check that, when only routers failed, attempts failed only for lack of pages."""
         for router in (*self.routers.values(), *self.past_routers):
-            accepted = {"given_back", "deferred"}
+            accepted = {"given_back", "deferred", "moved"}
             if router.was_stopped:
                 # A worker not yet welcomed may briefly have several streams to this router.
                 accepted.add("worker_lost")

@@ -59,6 +59,13 @@ class SimRouter:
         self.frontend = _SimFrontend(self.router, simulation, config)
         self._service = InferenceService(self.frontend)
 
+    def plan_workers(self) -> None:
+        staying = {w.worker_id: w.role for w in self._simulation.workers.values()}
+        staying.update((w.worker_id, w.role) for w in self._simulation.dead)
+        for worker_id in self._simulation.leaving:
+            staying.pop(worker_id, None)
+        self.router.set_workers(staying)
+
     @property
     def runs(self) -> bool:
         return self.alive and self.stopped_at is None

@@ -20,6 +20,7 @@ ROUTING = {False: ROUTING_POLICIES.names, True: (*ROUTING_POLICIES.names, *["lea
 LARGEST_REQUEST_PAGES = MAX_TOTAL_TOKENS // PAGE_SIZE
 # Pools hold two of these: small pools fill up early with prompts for other workers.
 LARGEST_TWO_WAY_PAGES = 4
+LARGEST_MOVING_PAGES = 40
 
 
 class Tape:
@@ -45,6 +46,7 @@ def run_schedule(
     asynchronous: bool = False,
     two_way: bool = False,
     num_ranks: int = 1,
+    moves: bool = False,
     *,
     speculates: bool = False,
 ) -> Simulation:
@@ -54,6 +56,7 @@ def run_schedule(
         asynchronous: forward passes overlap.
         two_way: workers prefill and decode, with links both ways.
         num_ranks: of each worker, which then are slower or faster than each other.
+        moves: workers leave and return, and their streams move. Needs `two_way`.
         speculates: decode steps check drafts.
 
     Raises:
@@ -74,6 +77,10 @@ def run_schedule(
         # Room for two requests of the largest size.
         largest = LARGEST_TWO_WAY_PAGES
         num_pages = 2 * largest + tape.draw(3)
+        if moves:
+            # Outputs and pools are large enough for streams to move.
+            largest = LARGEST_MOVING_PAGES
+            num_pages = 3 * largest + tape.draw(8)
     else:
         num_prefill, num_decode, num_both = (2, 1, 2, 3)[tape.draw(4)], (2, 1, 2, 3)[tape.draw(4)], 0
         # Room for the largest request and the page of its first decode step.
@@ -109,6 +116,8 @@ def run_schedule(
         speculates=speculates,
     )
     while not tape.ended:
+        if moves and not tape.draw(8):
+            _plan(simulation, tape)
         _happen(simulation, tape, only_routers_fail, is_fast)
         simulation.read_clients()
     simulation.drain()
@@ -116,6 +125,20 @@ def run_schedule(
     if only_routers_fail:
         simulation.check_undisturbed()
     return simulation
+
+
+def _plan(simulation: Simulation, tape: Tape) -> None:
+    """The busiest worker is to leave, or none; another one stays."""
+    for _ in range(tape.draw(5)):
+        simulation.submit([tape.draw(4)] * 3, simulation.largest_request_pages, router=tape.draw(2))
+    for _ in range(tape.draw(16)):
+        simulation.go_on()
+    workers = sorted((w for w in simulation.workers.values() if w.role == "both"), key=lambda w: -len(w.running()))
+    is_leaving = tape.draw(4) and len(workers) > 1
+    simulation.plan_workers({workers[0].worker_id} if is_leaving else set())
+    # A move takes about ten events in turn.
+    for _ in range(tape.draw(16)):
+        simulation.go_on()
 
 
 def _happen(simulation: Simulation, tape: Tape, only_routers_fail: bool, is_fast: bool) -> None:

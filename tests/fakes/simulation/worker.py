@@ -9,7 +9,7 @@ from tandem.both_worker.worker import make_both_scheduler
 from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.messages import PROTOCOL_VERSION, Abort, Granted, Heartbeat, Hello, PageFormat, Peer
+from tandem.messages import PROTOCOL_VERSION, Abort, GaveBack, Granted, Heartbeat, Hello, PageFormat, Peer
 from tandem.peer_union import KEEP_S
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.handover import LinkHandover
@@ -41,6 +41,9 @@ class SimOutbox(Outbox):
         self._worker = worker
 
     def to_router(self, message: Any) -> None:
+        if isinstance(message, GaveBack):
+            self._worker.given_back.append((message.request_id, message.attempt))
+            self._worker.simulation.num_moves += message.is_move
         self._worker.routers.send([message])
 
     def to_link(self, epoch: str, message: Any) -> None:
@@ -96,6 +99,8 @@ class SimWorker:
         self.peers: Sequence[Peer] = ()
         self._last_named: dict[Peer, float] = {}
         self.num_steps = 0
+        # Attempts given back in the current step.
+        self.given_back: list[AttemptKey] = []
         outbox = SimOutbox(self)
         self.scheduler: Scheduler
         prefill = PrefillConfig(
@@ -164,6 +169,8 @@ class SimWorker:
         while self.inbox:
             self._take_from_router(self.inbox.popleft())
         worked = self.scheduler.step()
+        given_back, self.given_back = self.given_back, []
+        assert not set(given_back) & self.running(), "a stream goes on that was given back"
         if any(changes := self.cache.take_changes()):
             self.routers.tell_changes(changes)
         self.check()
@@ -179,6 +186,8 @@ class SimWorker:
         given_away = set(self.cache._allocator.free_pages())
         for handle in self.cache._handles.values():
             given_away.update(handle.page_ids[handle.num_shared :] if handle.leased else ())
+        for other in self.simulation.workers.values():
+            assert other is self or not other.running() & self.running(), "an attempt runs on two workers"
         in_use = self.engine.pages_in_use
         assert not in_use & given_away, f"{self.incarnation}: a forward in flight has pages of somebody else"
 
@@ -197,6 +206,11 @@ class SimWorker:
         """Check that a lease granted early overtakes no waiting lease more often than allowed."""
         (decode,) = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
         book = decode._leases
+        if all(waiting.lease_id != lease_id for waiting in book._waiting._queue):
+            # Its pages were kept for it, or they go ahead of a move, which may not overtake.
+            is_ahead = bool(book._granted[lease_id].admit.copy_of)
+            assert not (is_ahead and book._waiting._queue), "pages ahead of a move overtake a lease"
+            return
         for waiting in book._waiting._queue:
             if waiting.lease_id == lease_id:
                 break
@@ -254,6 +268,10 @@ class SimWorker:
 
     def attempts(self) -> set[AttemptKey]:
         return set[AttemptKey]().union(*map(_attempts, self._schedulers))
+
+    def running(self) -> set[AttemptKey]:
+        decodes = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
+        return {(job.request_id, job.attempt) for part in decodes for job in part._running}
 
     def take(self, event: Event) -> None:
         """Take a link event, which may overtake an earlier router message."""

@@ -36,6 +36,7 @@ from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.sampling_params import SamplingParams
 from tandem.worker.events import FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
+from tandem.worker.kept_pages import KeptPages
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.transport import ScriptedReceiver, ScriptedTransport
@@ -45,7 +46,7 @@ from tests.fakes.workers import ListOutbox
 def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]:
     clock, outbox, engine, cache = FakeClock(), ListOutbox(), FakeEngine(64, 4), CacheManager(64, 4)
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
-    pages = SharedPages(cache, decode, "both-0")
+    pages = SharedPages(cache, decode, "both-0", KeptPages(cache, clock))
     prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, PrefillConfig(), clock, pages=pages)
     return BothScheduler(engine, cache, prefill, decode, pages, ForwardTimer("cpu", clock)), prefill, decode
 

@@ -13,6 +13,7 @@ import pytest
 
 from tandem import watched_files
 from tandem.deploy import launcher
+from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
 from tandem.deploy.launcher import Cluster, ClusterState
@@ -104,6 +105,7 @@ def recovered(
     has_started: bool = True,
     drains_until: float | None = None,
     config: ClusterConfig = CONFIG,
+    bounds: dict[SizedKind, Bounds] | None = None,
 ) -> Cluster:
     (tmp_path / "config.json").write_text(json.dumps(TINY_LLAMA))
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -124,6 +126,9 @@ def recovered(
         {},
         has_started,
         drains_until,
+        list(NAMES[:2]),
+        bounds or {},
+        {"both": 7.0},
     )
     assert "a-secret" not in repr(state)
     cluster.recover(state)
@@ -132,8 +137,11 @@ def recovered(
 
 def test_what_takes_part_goes_on(ray: FakeRay, tmp_path: Path) -> None:
     hosted = FakeHosted(NAMES)
-    cluster = recovered(hosted, tmp_path)
+    cluster = recovered(hosted, tmp_path, bounds={"both": Bounds(0, 3)})
     assert all(cluster.actor(name) is hosted.running[name] for name in NAMES)
+    cluster.begin_drain()
+    assert hosted.saved is not None
+    assert (hosted.saved.bounds, hosted.saved.start_s) == ({"both": Bounds(0, 3)}, {"both": 7.0}), "for the next life"
     assert hosted.ended == ray.killed == []
 
 
@@ -141,11 +149,11 @@ def test_a_router_that_is_not_back_yet_is_no_obstacle_to_a_change_or_to_a_stop(t
     """It may wait for its node forever."""
     hosted = FakeHosted(("router-0", "both-0"))
     cluster = recovered(hosted, tmp_path)
-    cluster.tell_routers(["both-0"])
+    cluster._processes.tell_routers(["both-0"])
     assert hosted.running["router-0"].planned[-1] == {"both-0": "both"}
     assert cluster.drain(0.0) == 1
     nobody = recovered(FakeHosted(("both-0",)), tmp_path)
-    assert nobody.tell_routers(["both-0"]) == [] and nobody.drain(0.0) == 0
+    assert nobody._processes.tell_routers(["both-0"]) == [] and nobody.drain(0.0) == 0
 
 
 def test_a_drain_has_the_time_that_it_had_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def test_job_ended_in_flight_keeps_its_pages_until_its_forwards_end(num_run: int
     # These pages are not reused yet, and their forward passes' results are dropped.
     other = list(range(100, 130))
     pair.submit("b", other)
-    list(pair.p.scheduler._start_queued())
+    list(pair.p.scheduler._start_queued(pair.p.scheduler._waiting.start_order))
     assert pair.p.scheduler.stats().num_queued == 1
     pair.run()
     assert pair.output("b") == expected_tokens(other, 5)

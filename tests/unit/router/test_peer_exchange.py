@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
-from tandem.router.peer_exchange import INTERVAL_S, PeerExchange
+from tandem.router.peer_exchange import INTERVAL_S, CountsFeed, PeerExchange, decode_counts
 from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.auth import cluster_auth
 from tandem.rpc.channel import bind, new_server, open_channel
@@ -65,7 +65,7 @@ def test_each_knows_what_all_others_have() -> None:
             await wait_until(lambda: ends[2].counts.num_requests == 5)
             assert time.monotonic() - changed < 10 * INTERVAL_S
             assert ends[2].counts.counts_of("r0") == ends[0].own
-            assert (ends[1].counts.num_queued, ends[0].counts.num_queued) == (2, 1)
+            await wait_until(lambda: (ends[1].counts.num_queued, ends[0].counts.num_queued) == (2, 1))
             # A stopped router has no load, and is heard again at its old address.
             port = int(ends[0].address.rpartition(":")[2])
             await ends[0].stop()
@@ -107,3 +107,68 @@ def test_a_stranger_s_counts_count_for_nothing() -> None:
                 assert one.counts.num_queued == 0
 
     asyncio.run(scenario())
+
+
+def test_a_router_that_was_silent_tells_its_whole_load_again() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+            one, other = End("r0"), End("r1")
+            for end in (one, other):
+                await end.serve()
+                stack.push_async_callback(end.stop)
+            other.own = RouterCounts(3, 0, assigned={"w0": AssignedLoad(3)})
+            await one.join(other)
+            await other.join(one)
+            await wait_until(lambda: one.counts.assigned_to("w0") == AssignedLoad(3))
+            # As after FRESH_S of silence.
+            one.counts.forget("r1")
+            await wait_until(lambda: one.counts.assigned_to("w0") == AssignedLoad(3))
+
+    asyncio.run(scenario())
+
+
+def test_the_late_end_of_an_old_call_forgets_nothing() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0), AsyncExitStack() as stack:
+            one, other = End("r0"), End("r1")
+            for end in (one, other):
+                await end.serve()
+                stack.push_async_callback(end.stop)
+            await one.join(other)
+            metadata = (("tandem-cluster-token", TOKEN),)
+            is_over = asyncio.Event()
+
+            async def say(num_requests: int) -> AsyncIterator[pb.RouterCounts]:
+                yield pb.RouterCounts(router_id="r1", num_requests=num_requests)
+                await is_over.wait()
+
+            async with open_channel(one.address) as channel:
+                stub = router_pb2_grpc.RouterPeerStub(channel)
+                old = stub.ShareCounts(say(1), metadata=metadata)
+                await wait_until(lambda: one.counts.num_requests == 1)
+                new = stub.ShareCounts(say(2), metadata=metadata)
+                await wait_until(lambda: one.counts.num_requests == 2)
+                old.cancel()
+                await asyncio.sleep(2 * INTERVAL_S)
+                assert one.counts.num_requests == 2
+                is_over.set()
+                await new
+                assert one.counts.num_requests == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_router_tells_its_load_once_and_then_changes() -> None:
+    assigned = {f"w{i}": AssignedLoad(1) for i in range(1000)}
+    feed = CountsFeed("r0", lambda: RouterCounts(3, 1, assigned=dict(assigned)))
+    counts = PeerCounts(time.monotonic)
+    sizes = []
+    for change in ({}, {}, {"w1": AssignedLoad(2)}, {"w2": None}):
+        assigned.update({name: load for name, load in change.items() if load})
+        for name in [name for name, load in change.items() if load is None]:
+            del assigned[name]
+        message = feed.next()
+        sizes.append(len(message.assigned))
+        counts.record("r0", decode_counts(message), is_change=message.is_change)
+    assert sizes == [1000, 0, 1, 1]
+    assert counts.counts_of("r0") == RouterCounts(3, 1, assigned=assigned)

@@ -10,10 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.config import Role
 from tandem.router.config import RouterConfig
 from tandem.router.frontends.openai import listener
 from tandem.router.policies.least_loaded import LeastLoaded
-from tandem.router.process import RouterProcess, make_policy
+from tandem.router.process import NUM_OTHER_FILES, RouterProcess, _within_open_files, make_policy
 from tandem.rpc import channel
 from tandem.v1 import inference_pb2, inference_pb2_grpc
 from tests.fakes import raw_http2
@@ -234,3 +235,12 @@ def test_no_secret_is_logged_or_told(router_model_dir: Path, caplog: pytest.LogC
     assert all(told)
     for secret in secrets.values():
         assert not any(secret in text for text in (*told, caplog.text, repr(process), repr(vars(process))))
+
+
+def test_streams_of_many_workers_are_no_client_s_files() -> None:
+    workers: dict[str, Role] = {f"both-{number}": "both" for number in range(1000)}
+    config = RouterConfig("nowhere", "fake", 64, max_connections=10_000, workers=workers)
+    assert _within_open_files(config, NUM_OTHER_FILES + 1000 + 64).max_connections == 32
+    assert _within_open_files(config, NUM_OTHER_FILES + 1000 + 20_000) is config
+    with pytest.raises(ValueError, match=f"needs more than {NUM_OTHER_FILES + 1000 + 2}"):
+        _within_open_files(config, 1024)

@@ -82,6 +82,7 @@ class SkewedWorker:
             records=RecordKeeper(2**20),
             account=CacheAccount(),
             post=self._take,
+            links=lambda: (),
             on_peers=lambda *_: None,
             on_connected=self._link,
             on_lost=lambda _: None,

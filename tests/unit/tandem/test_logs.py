@@ -59,6 +59,22 @@ def test_each_process_appends_to_a_file_of_its_own(tmp_path: Path) -> None:
     assert {word for _, word in said((directory / "decode-0.log").read_text())} == {"error"}
 
 
+def test_a_long_log_begins_anew_and_one_older_is_kept(tmp_path: Path) -> None:
+    script = SCRIPT.replace("configure(", "tandem.logs.MAX_BYTES = 2_000; configure(", 1).replace(
+        "import logging, sys", "import logging, sys, tandem.logs"
+    )
+    for _ in range(20):
+        subprocess.run([sys.executable, "-c", script, "router-0", "info", str(tmp_path)], check=True, timeout=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["router-0.log", "router-0.log.1"]
+    older, newer = ((tmp_path / name).read_text() for name in ("router-0.log.1", "router-0.log"))
+    assert 0 < len(newer) <= 2_000 and len(older) <= 2_000
+    one_life = run("router-0", "info", "").splitlines()
+    words = [line.rpartition(" said ")[2] for line in (older + newer).splitlines()]
+    # No line is lost between the two.
+    whole = [line.rpartition(" said ")[2] for line in one_life] * 20
+    assert words == whole[-len(words) :]
+
+
 def test_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write the log .*file/prefill-0\.log: .*choose another log_dir"):

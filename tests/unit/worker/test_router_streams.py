@@ -302,6 +302,20 @@ async def test_a_worker_gives_up_when_no_router_is_left(worker: WorkerEnd, runni
         await running
 
 
+@scenario_of(2)
+async def test_routers_come_and_go(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    first, second = routers
+    worker.streams.set_addresses([second.address])
+    await wait_until(lambda: RouterLost(first.incarnation) in worker.events)
+    worker.streams.set_addresses([second.address, first.address])
+    await wait_until(lambda: worker.num_welcomes == 3)
+    assert RouterLost(second.incarnation) not in worker.events and not running.done()
+    await first.stop()
+    await second.stop()
+    with pytest.raises(ConnectionError, match=f"no router at {second.address}, {first.address} for 1 s"):
+        await running
+
+
 def test_a_cancelled_call_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC cancels a call whose messages it cannot write."""
     calls: list[Any] = []
@@ -343,3 +357,17 @@ def test_refused_worker_does_not_retry() -> None:
             await server.stop(None)
 
     asyncio.run(scenario())
+
+
+@scenario_of(2)
+async def test_only_a_new_router_is_told_open_links(worker: WorkerEnd, running: Any, *routers: RouterPort) -> None:
+    """Told to all at each welcome, links would cost the square of the routers."""
+    up, down = LinkState("d0", "life", up=True), LinkState("d1", "life", up=False, reason="cut")
+    worker.streams.send([up, LinkState("d1", "life", up=True), down])
+    await wait_until(lambda: down in routers[0].heard and down in routers[1].heard)
+    await routers[1].stop()
+    routers[1].heard.clear()
+    await routers[1].start()
+    await wait_until(lambda: bool(routers[1].heard))
+    assert routers[1].heard == [up]
+    assert routers[0].heard.count(up) == 1

@@ -65,7 +65,7 @@ function show(frame) {
   else showNotice(`No request would be served now: ${frame.reason}.`);
   showTiles(frame);
   drawTopology(byId("topology"), frame);
-  showLinks(frame.links, frame.workers);
+  showLinks(frame.links, frame.more_links, frame.workers);
   showWorkers(frame.workers);
   if (frame.whole || frame.requests.length) showRequests(newestFirst(requests), frame.own_only);
   if (frame.whole || frame.journal.length) showJournal(newestFirst(journal));

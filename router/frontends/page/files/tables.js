@@ -80,8 +80,9 @@ function updateWorker(line, worker) {
   ]);
 }
 
-export function showLinks(links, workers) {
+export function showLinks(links, numMore, workers) {
   const body = byId("links");
+  setText(byId("more-links"), numMore ? `${count(numMore)} more links are up and idle, or less busy.` : "");
   const some = workers.some((worker) => worker.role !== "both");
   if (!links.length) return showEmpty(body, 5, some ? "No link is open yet." : "Workers of role both hand over to themselves: there are no links.");
   const make = () => row(["", ""], ["", ""], ["", ""], ["", "n"], ["", "n"]);

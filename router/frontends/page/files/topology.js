@@ -99,6 +99,6 @@ const bend = (at) => 3 * at * at - 2 * at * at * at;
 
 function inWords(state) {
   const alive = state.workers.filter((worker) => worker.alive).length;
-  const up = state.links.filter((link) => link.up).length;
-  return `${state.routers.length} routers, ${alive} of ${state.workers.length} workers connected, ${up} of ${state.links.length} links up`;
+  const up = state.links.filter((link) => link.up).length + state.more_links;
+  return `${state.routers.length} routers, ${alive} of ${state.workers.length} workers connected, ${up} of ${state.links.length + state.more_links} links up`;
 }

@@ -88,8 +88,8 @@ def test_scale_shows_what_is_done_and_why_it_cannot_be(
         yield error
 
     server = ControlServer(control_path(directory, owner), answer)
-    assert main(["scale", "chat", "--decode", "2", "--both", "0"]) == 0
-    assert asked == [{"do": "scale", "counts": {"decode": 2, "both": 0}}]
+    assert main(["scale", "chat", "--decode", "2:4", "--both", "0"]) == 0
+    assert asked == [{"do": "scale", "counts": {"decode": "2:4", "both": "0"}}]
     assert capsys.readouterr().out == "decode-1: starting\n"
     assert main(["restart", "chat", "decode-1"]) == 0
     assert asked.pop() == {"do": "restart", "process": "decode-1"}
@@ -144,6 +144,12 @@ sys.exit(clusters.show_logs("chat", "", follow=True))
     with log.open("a") as file:
         file.write("Stopping\n")
     assert follower.stdout.readline() == "Stopping\n"
+    with log.open("a") as file:
+        log.rename(directory / "tandem.log.1")
+        file.write("The last line of the old file\n")
+    log.write_text("The first line of the new file\n")
+    assert follower.stdout.readline() == "The last line of the old file\n"
+    assert follower.stdout.readline() == "The first line of the new file\n"
     subprocess.run(["kill", str(owner.guard.pid)], check=True)
     assert follower.wait(10.0) == 0
 

@@ -131,7 +131,10 @@ def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[st
     [
         (["--gpu-memory", "80"], "give --gpu, or all of --gpu-memory, --bandwidth, --flops and --link"),
         (["--gpu", "h200", "--workload", "131072/1"], "131073 tokens is longer than the model allows, 131072"),
-        (["--gpu", "h200", "--gpu-memory", "20"], "there is room for 67 pages of KV"),
+        (["--gpu", "h200", "--gpu-memory", "17"], "a worker of role prefill has room for 0 tokens of KV"),
+        (["--gpu", "h200", "--gpu-memory", "17"], "use --tp 2, or a larger GPU or a smaller model"),
+        (["--gpu", "h200", "--gpu-memory", "20"], "use --tp 2, or a larger --mem-fraction-static"),
+        (["--gpu", "h200", "--gpus", "3", "--tp", "2"], "workers of 2 GPUs leave 1 of 3 idle: ask for 2 or 4"),
         (["--gpu", "h200", "--model", "/absent"], "model '/absent' not found"),
         (["--gpu", "h200", "--model", "m" * 5000], "File name too long"),
         (["--gpu", "h200", "--gpus", "100000"], "--gpus must be at most 64"),

@@ -8,7 +8,10 @@ from tandem.deploy.cli.main import main
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workload", "4096"], "must be two numbers of tokens, each at least 1, such as 4096/256, not '4096'"),
+        (
+            ["--workload", "4096"],
+            "must be two numbers of tokens, each at least 1, such as 4096/256, or mooncake or azure, not '4096'",
+        ),
         (["--workload", "0/5"], "must be two numbers of tokens"),
         (["--workload", "_/5"], "must be two numbers of tokens"),
         (["--slo", "tpot=5ms"], "must be of ttft=TIME and itl=TIME, each once"),

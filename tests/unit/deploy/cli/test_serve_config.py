@@ -13,6 +13,7 @@ from tandem.config import parse_api_key
 from tandem.deploy.cli.main import main
 from tandem.deploy.cli.serve_config import cluster_config
 from tandem.deploy.cli.serve_options import API_KEY_FILE, SERVE_OPTIONS, add_serve_options
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.config.cluster_options import OPTIONS, ClusterOptions
 from tandem.deploy.config.options import Option
@@ -47,6 +48,7 @@ OTHER_VALUES = {
     "itl_objective_ms": 12.5,
     "worker_wait_timeout_s": 3.5,
     "drain_timeout_s": 2.5,
+    "node_timeout_s": 60.5,
     "mem_fraction_static": 0.5,
     "store_memory": "1GiB",
     "store_disk": "/data/pages:1TiB",
@@ -205,7 +207,7 @@ def test_paths_of_the_file_are_relative_to_the_current_directory(
         ("model: m\nfavourite: 8\n", "unknown key 'favourite'\n"),
         ("model: m\nconfig: other.yaml\n", "unknown key 'config'"),
         ("model: m\n7: 8\n", "unknown key '7'"),
-        ("model: m\nprefill: two\n", "prefill must be a whole number, not text"),
+        ("model: m\nprefill: two\n", "prefill must be a whole number, or a range such as 1:8, not 'two'"),
         ("model: m\nprefill: 1.5\n", "prefill must be a whole number, not a number"),
         ("model: m\nprefill: true\n", "prefill must be a whole number, not true or false"),
         ("model: m\ndisable-overlap-schedule: 1\n", "must be true or false, not a whole number"),
@@ -308,7 +310,7 @@ def test_help_names_every_flag_its_group_and_its_default(capsys: pytest.CaptureF
         "(default: 127.0.0.1)",
     ):
         assert shown in text
-    assert text.count("tandem serve --") == 3
+    assert text.count("tandem serve --") == 4
 
 
 def test_the_example_loads_and_shows_every_default(tmp_path: Path) -> None:
@@ -317,3 +319,19 @@ def test_the_example_loads_and_shows_every_default(tmp_path: Path) -> None:
     whole = re.sub(rf"^# ({names}):", r"\1:", EXAMPLE.read_text(), flags=re.MULTILINE)
     assert read("--config", yaml_file(tmp_path, whole)) == ClusterConfig("smollm2-135m-instruct")
     assert set(yaml.safe_load(whole)) == {o.name for o in SERVE_OPTIONS}
+
+
+def test_a_number_of_processes_may_be_a_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = read("--model", "m", "--workers", "0:8", "--routers", "1:3")
+    assert (config.num_any, config.num_routers, config.num_prefill) == (0, 1, 0)
+    assert config.bounds == {"any": Bounds(0, 8), "router": Bounds(1, 3)}
+    # YAML 1.1 reads 1:8 as 68.
+    from_file = read("--config", yaml_file(tmp_path, "model: m\nprefill: 1:8\ndecode: 2\nrouters: '1:2'\n"))
+    assert from_file.bounds == {"prefill": Bounds(1, 8), "router": Bounds(1, 2)} and from_file.num_decode == 2
+    assert read("--model", "m", "--both", "2:2").bounds == {}
+    for flags, message in (
+        (["--workers", "1:2", "--both", "0:1"], "goes without --prefill, --decode and --both"),
+        (["--prefill", "0:2", "--decode", "0"], "2 prefill and 0 decode workers"),
+        (["--routers", "0:2"], "clients need at least one router"),
+    ):
+        assert message in error_of(capsys, "--model", "m", *flags)

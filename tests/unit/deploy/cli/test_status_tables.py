@@ -38,6 +38,17 @@ def test_workers_of_several_ranks_say_so(capsys: pytest.CaptureFixture[str]) -> 
     assert "prefill-0 (4 ranks)" in shown and "decode-0 (" not in shown
 
 
+def test_numbers_that_follow_the_load_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    size = pb.SizeStatus(
+        kind="any", low=1, high=8, target=4, ready=2, starting=1, start_s=9.6, reason="load", no_room="no room: 0 GPU"
+    )
+    print_status(pb.ServerInfo(model="m", ready=True, sizes=[size]))
+    shown = capsys.readouterr().out
+    (row,) = [line.split() for line in shown.splitlines() if "1:8" in line]
+    assert row == ["workers", "1:8", "4", "2", "1", "0", "10", "s", "load"]
+    assert "no more workers: no room: 0 GPU" in shown
+
+
 def test_names_of_the_server_cannot_write_control_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(pb.ServerInfo(model="[red]\x1b]0;m\x07", not_ready_reason="\x1b[2J"))
     shown = capsys.readouterr().out

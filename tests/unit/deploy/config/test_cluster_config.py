@@ -182,6 +182,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
     used_by_the_launcher = {
         *("cluster_name", "drain_timeout_s", "interface", "log_requests", "placement_strategy", "ray_address"),
         *("num_any", "num_both", "num_decode", "num_prefill", "num_routers", "ship_code"),
+        *("node_timeout_s", "ray_autoscaler"),
         *("internal_tls", "internal_tls_ca", "internal_tls_cert", "internal_tls_key"),
     }
     used_by_cluster_config = {
@@ -191,7 +192,10 @@ def test_every_option_of_the_cluster_is_used() -> None:
         *("store_memory", "store_disk", "store_write_after", "store_namespace_share"),
     }
     own = {f.name for options in (DecodeOptions, EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
-    assert {f.name for f in fields(ClusterConfig)} - own - {"key_file"} == used_by_the_launcher | used_by_cluster_config
+    assert {f.name for f in fields(ClusterConfig)} - own - {
+        "key_file",
+        "bounds",
+    } == used_by_the_launcher | used_by_cluster_config
 
 
 @pytest.mark.parametrize("name", ["stall_timeout_s", "host"])

@@ -166,7 +166,7 @@ def test_a_pool_is_what_the_share_of_the_memory_leaves() -> None:
     whole = Worker(LLAMA_8B, H200)
     fewer = whole.pool_tokens("decode", 1) - less.pool_tokens("decode", 1)
     assert fewer * 128 * 1024 == pytest.approx(0.38 * H200.memory, rel=0.001)
-    with pytest.raises(ValueError, match="a larger mem_fraction_static"):
+    with pytest.raises(ValueError, match="a larger --mem-fraction-static"):
         Worker(LLAMA_8B, H200, mem_fraction_static=0.125).pool_tokens("decode", 4096)
 
 
@@ -243,7 +243,7 @@ def test_a_prefill_holds_the_activations_of_all_pairs() -> None:
     worker = Worker(QWEN3_30B_A3B, H200, chunk_size=8192)
     assert worker.memory("prefill").forward == 2 * 8192 * 8 * (768 + 2048)
     assert Worker(QWEN3_30B_A3B, H200, chunk_size=512).pool_tokens("prefill", 1) >= worker.pool_tokens("prefill", 1)
-    with pytest.raises(ValueError, match="use a smaller model"):
+    with pytest.raises(ValueError, match="a larger GPU or a smaller model"):
         Worker(MIXTRAL_8X7B, GPUS["h100"]).pool_tokens("decode", 4096)
     assert Worker(MIXTRAL_8X7B.quantized("fp8"), GPUS["h100"]).pool_tokens("decode", 4096) > 100_000
 

@@ -7,6 +7,7 @@ from concurrent import futures
 
 import pytest
 
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ReservedPorts
 from tandem.router.config import RouterConfig, port_of
@@ -40,6 +41,11 @@ def test_several_routers_share_ports_and_have_their_own(ports: ReservedPorts) ->
     assert list(reserved.routers) == ["router-0", "router-1", "router-2"]
     addresses = [*reserved.shared, *(address for own in reserved.routers.values() for address in own)]
     assert len(set(addresses)) == 2 + 3 * 3
+
+
+def test_routers_between_bounds_have_the_ports_of_the_upper_one(ports: ReservedPorts) -> None:
+    config = ClusterConfig("m", grpc_port=0, http_port=0, num_routers=1, bounds={"router": Bounds(1, 3)})
+    assert list(ports.reserve_all(config).routers) == ["router-0", "router-1", "router-2"]
 
 
 def test_a_reserved_port_is_for_sockets_with_reuseport(ports: ReservedPorts) -> None:

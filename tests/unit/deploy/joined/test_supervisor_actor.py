@@ -263,7 +263,7 @@ def test_a_stop_during_the_start_is_not_a_failure(monkeypatch: pytest.MonkeyPatc
     made = actor()
     wait_for(made, STARTING)
     with pytest.raises(ValueError, match="the cluster is starting"):
-        made.scale({"both": 2})
+        made.scale({"both": "2"})
     made.stop("me")
     wait_for(made, ENDED)
     assert made.state().error == ""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.config import ClusterTls, ClusterTlsFiles, LogConfig, TlsConfig
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts
 from tandem.deploy.joined.supervisor_actor import SupervisorOrder
@@ -66,6 +67,9 @@ STATE = ClusterState(
     {"store-0": SavedStore("10.0.0.2", KeptRegion("10.0.0.2:7", "/socket", "rack", "folder"), 1)},
     True,
     1.5,
+    ["router-0"],
+    {"any": Bounds(1, 8)},
+    {"any": 12.5},
 )
 ORDER = SupervisorOrder(CONFIG, {"HF_TOKEN": "a-secret"})
 MESSAGES = (ORDER, STATE, replace(STATE, nodes=None, cluster_tls=None, drains_until=None), ROUTER, PLAN, REGION, STORE)

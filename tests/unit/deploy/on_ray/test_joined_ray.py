@@ -53,11 +53,13 @@ class FakeRay:
         self.joined: list[tuple[str, dict[str, str]]] = []
         self.num_leaves = 0
         self.error: Exception | None = None
+        self.leaving: dict[str, float] = {}
         monkeypatch.setattr(ray, "init", self.init)
         monkeypatch.setattr(ray, "shutdown", self.shutdown)
         monkeypatch.setattr(ray, "get_runtime_context", lambda: self)
         monkeypatch.setattr(ray, "nodes", self.nodes)
         monkeypatch.setattr(joined_ray, "state", self)
+        monkeypatch.setattr(joined_ray, "leaving_nodes", lambda: self.leaving)
         monkeypatch.setattr(joined_ray, "rephrase_errors", lambda: None)
         # The test restores the environment and Ray's cached settings.
         for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -158,3 +160,10 @@ def test_an_impossible_token_is_refused(token: str, fake: FakeRay, monkeypatch: 
     monkeypatch.setenv("RAY_AUTH_TOKEN", token)
     with gcs() as address, pytest.raises(ValueError, match="characters that no token has"):
         JoinedRay(address).start(1)
+
+
+def test_a_node_that_is_announced_to_go_has_no_room(fake: FakeRay) -> None:
+    joined = JoinedRay("127.0.0.1:1", spans_nodes=True)
+    assert joined.num_free("CPU") == 67
+    fake.leaving["elsewhere"] = 0.0
+    assert joined.num_free("CPU") == 3

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -86,6 +87,8 @@ class FakeRay:
         monkeypatch.setattr(ray, "shutdown", self.shutdown)
         monkeypatch.setattr(ray, "get_runtime_context", lambda: self)
         monkeypatch.setattr(local_ray, "check_closed", lambda address: None)
+        monkeypatch.setattr(local_ray.ray_worker, "_global_node", self)
+        self._session = TemporaryDirectory()
         # The test restores the environment.
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "somebody-else-s")
@@ -99,6 +102,9 @@ class FakeRay:
         self.tokens.append(path.read_text())
         self.arguments = arguments
 
+    def get_session_dir_path(self) -> str:
+        return self._session.name
+
     def shutdown(self) -> None:
         self.num_stops += 1
 
@@ -108,11 +114,13 @@ def test_each_start_has_its_own_token(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     for _ in range(2):
         local = LocalRay(directory)
+        assert local.log_directory == f"{directory}/ray/session_latest/logs"
         local.start(3)
         assert fake.arguments["address"] == "local" and fake.arguments["num_cpus"] == 3
         # Logs and sockets are private too.
         assert fake.arguments["_temp_dir"] == f"{directory}/ray"
-        assert local.log_directory == f"{directory}/ray/session_latest/logs"
+        # Another cluster's session may be the latest by now.
+        assert local.log_directory == f"{fake.get_session_dir_path()}/logs"
         local.stop()
         assert list(directory.iterdir()) == [] and "RAY_AUTH_TOKEN_PATH" not in os.environ
     assert fake.num_stops == 2 and len(set(fake.tokens)) == 2 and min(map(len, fake.tokens)) == 64

@@ -54,6 +54,7 @@ def test_a_drain_shows_the_lines_of_requests_that_end_in_it(keeps: bool, monkeyp
     config: Any = SimpleNamespace(keeps_request_lines=keeps)
     # After a takeover, a missing router is not asked.
     cluster.router_configs = dict.fromkeys(("router-0", "router-1", "router-2"), config)
+    cluster.routers = list(cluster.router_configs)
     assert cluster.drain(1.0) == 2
     assert shown == (["a", "b"] if keeps else [])
 
@@ -117,7 +118,7 @@ def test_all_starts_are_read_after_one_has_failed(fails_too: bool, monkeypatch: 
     unused: Any = None
     cluster = Processes(ClusterConfig("m"), unused, lambda part, doing: None, print, unused)
     cluster.worker_plans = dict.fromkeys(("prefill-0", "decode-0"), unused)
-    cluster.router_configs = {"router-0": unused}
+    cluster.router_configs, cluster.routers = {"router-0": unused}, ["router-0"]
     for name in starts:
         stop, progress = Method(lambda: Call([])), Method(lambda: Call("loading"))
         cluster.actors[name] = SimpleNamespace(name=name, stop=stop, progress=progress)

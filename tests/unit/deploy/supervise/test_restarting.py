@@ -1,11 +1,11 @@
 """Restarts of one process, turn by turn, with fake processes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
-from tandem.deploy.supervise import restarting, scaling
+from tandem.deploy.supervise import router_changes, scaling
 from tandem.deploy.supervise.restarting import RestartedKind, Restarting, RestartJob
 from tests.fakes.clock import FakeClock
 from tests.fakes.ray_calls import Ray, Ref
@@ -20,10 +20,10 @@ class Fake:
     """
 
     drain_timeout_s = 10.0
-    worker_names = ("p0", "d0")
 
     def __init__(self, left: Sequence[int], refusals: Sequence[str | None] = ("",)) -> None:
         self.left = list(left)
+        self._leaving: set[str] = set()
         self.told: list[list[str]] = []
         self.restarted: list[str] = []
         self.joined = True
@@ -33,9 +33,19 @@ class Fake:
     def _next(self) -> int:
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
-    def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        self.told.append(list(names))
+    def begin_leaving(self, names: Collection[str]) -> None:
+        self._leaving.update(names)
+
+    def let_stay(self, names: Collection[str]) -> None:
+        self._leaving.difference_update(names)
+
+    def tell_routers(self) -> list[Any]:
+        names = [name for name in ("p0", "d0") if name not in self._leaving]
+        self.told.append(names)
         return [Ref({"d0": self._next()} if "d0" not in names else {})]
+
+    def is_planned(self, name: str) -> bool:
+        return True
 
     def actor(self, name: str) -> Any:
         fake = self
@@ -68,9 +78,9 @@ class Fake:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
-    monkeypatch.setattr(restarting, "ray", Ray())
+    monkeypatch.setattr(router_changes, "ray", Ray())
     monkeypatch.setattr(scaling, "ray", Ray())
-    monkeypatch.setattr(restarting.time, "monotonic", clock)
+    monkeypatch.setattr(router_changes.time, "monotonic", clock)
     return clock
 
 

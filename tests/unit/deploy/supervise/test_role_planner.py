@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.deploy.supervise.role_planner import HOLD_S, Demand, Layout, RolePlanner
+from tandem.deploy.supervise.capacities import Demand, Layout
+from tandem.deploy.supervise.role_planner import HOLD_S, RolePlanner
 from tandem.messages import ForwardTimes
 from tandem.router.workers.leans import Lean, RouterDemand
 from tandem.router.workers.objectives import Objectives

@@ -10,6 +10,7 @@ from tandem.deploy.supervise.role_planner import RolePlanner
 from tandem.deploy.supervise.role_plans import FRESH_S, RolePlans
 from tandem.router.workers.leans import RouterDemand
 from tandem.router.workers.objectives import Objectives
+from tandem.router.workers.sizes import ClusterSize
 from tests.fakes import ray_calls
 from tests.fakes.clock import FakeClock
 from tests.fakes.ray_calls import Ref
@@ -22,7 +23,7 @@ class Router:
         self.told: list[tuple[dict[str, str], Ref]] = []
         self.exchange_leans = self
 
-    def remote(self, leans: dict[str, str]) -> Ref:
+    def remote(self, leans: dict[str, str], size: None) -> Ref:
         ref = Ref(None)
         self.told.append((leans, ref))
         return ref
@@ -54,7 +55,7 @@ class Plans:
         monkeypatch.setattr(role_plans, "ray", Ray())
         self.clock, self.planner = FakeClock(), Planner()
         self.routers = {"a": Router(), "b": Router()}
-        self.plans = RolePlans(self.planner, lambda: self.routers, self.clock)
+        self.plans = RolePlans(self.planner, lambda: self.routers, lambda: None, self.clock)
 
     def turn(self, seconds: float = 0.6) -> None:
         self.clock.advance(seconds)
@@ -105,3 +106,21 @@ def test_what_was_said_long_ago_is_not_planned_with(monkeypatch: pytest.MonkeyPa
     assert at.planner.asked[-1] == {"a": RouterDemand(prompts=1)}
     at.turn(FRESH_S)
     assert at.planner.asked[-1] == {}
+
+
+def test_routers_are_told_that_no_number_follows_the_load_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(role_plans, "ray", Ray())
+    clock, router, told = FakeClock(), Router(), list[ClusterSize | None]()
+    monkeypatch.setattr(router, "remote", lambda leans, size: told.append(size) or Ref("nothing"))
+    sizes: list[ClusterSize | None] = [ClusterSize(), None]
+    plans = RolePlans(None, lambda: {"a": router}, lambda: sizes[0], clock)
+    for _ in range(2):
+        clock.advance(0.6)
+        plans.take_turn()
+        sizes.pop(0) if len(sizes) > 1 else None
+    assert told == [ClusterSize(), None]
+    clock.advance(FRESH_S)
+    plans.take_turn()
+    clock.advance(0.6)
+    plans.take_turn()
+    assert len(told) == 2, "the workers have fixed roles and a fixed number"

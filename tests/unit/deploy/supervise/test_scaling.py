@@ -1,11 +1,12 @@
 """Changes of the number of workers, turn by turn, with fake processes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 from ray.exceptions import RayError
 
+from tandem.config import WorkerKind
 from tandem.deploy.supervise import scaling
 from tandem.deploy.supervise.scaling import ScaleJob, Scaling, check_kinds
 from tests.fakes.ray_calls import Ray, Ref
@@ -33,14 +34,30 @@ class Fake:
 
     def __init__(self) -> None:
         self._names = ["p0", "p1", "d0"]
+        self._leaving: set[str] = set()
         self.routers: list[Any] = [{}, {}]
         self.told: list[str] = []
         self.doing: dict[str, str] = {}
         self.joined: set[str] = set()
         self.failures: dict[str, str] = {}
         self.events: list[str] = []
+        self.node_timeout_s = 0.0
+        self.unplaced: set[str] = set()
+        self.reserved: list[str] = []
 
     # --- the cluster ---
+
+    def reserve(self, names: Sequence[str]) -> None:
+        self.reserved += names
+
+    def is_placed(self, name: str) -> bool:
+        return name not in self.unplaced
+
+    def need_of(self, name: str) -> str:
+        return "{CPU: 1, GPU: 1}"
+
+    def release(self, names: Sequence[str]) -> None:
+        self.reserved = [name for name in self.reserved if name not in names]
 
     @property
     def worker_names(self) -> list[str]:
@@ -51,10 +68,20 @@ class Fake:
 
     def remove_workers(self, names: Sequence[str]) -> None:
         self.events += [f"end {name}" for name in names]
+        self.release(names)
         self._names = [name for name in self._names if name not in names]
 
-    def tell_routers(self, names: Sequence[str]) -> list[Any]:
-        self.told = list(names)
+    def is_planned(self, name: str) -> bool:
+        return name in self._names
+
+    def begin_leaving(self, names: Collection[str]) -> None:
+        self._leaving.update(names)
+
+    def let_stay(self, names: Collection[str]) -> None:
+        self._leaving.difference_update(names)
+
+    def tell_routers(self) -> list[Any]:
+        self.told = [name for name in self._names if name not in self._leaving]
         return [Ref(answer) for answer in self.routers]
 
     def actor(self, name: str) -> Any:
@@ -102,9 +129,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def change(fake: Fake, joining: Sequence[str] = (), leaving: Sequence[str] = (), *, join_first: bool = True) -> Scaling:
     plans = dict.fromkeys(joining)
     job = ScaleJob({})
-    made = Scaling(job, fake, fake, None, plans, leaving, join_first=join_first)  # type: ignore[arg-type]
-    made.job = job  # type: ignore[attr-defined]
-    return made
+    return Scaling(job, fake, fake, None, plans, leaving, join_first=join_first)  # type: ignore[arg-type]
 
 
 def turns(made: Scaling, at_most: int = 20) -> int:
@@ -117,7 +142,7 @@ def turns(made: Scaling, at_most: int = 20) -> int:
 
 def said(made: Scaling) -> list[str]:
     lines = []
-    while (line := made.job.next_line(0.01)) is not None:  # type: ignore[attr-defined]
+    while (line := made.job.next_line(0.01)) is not None:
         assert line, "its end was not told"
         lines.append(line)
     return lines
@@ -132,7 +157,7 @@ def test_new_workers_are_there_before_old_ones_leave() -> None:
     turns(made)
     assert fake.events == ["start d1", "retire p1", "forget p1", "stop p1", "end p1"]
     assert fake.told == fake.worker_names == ["p0", "d0", "d1"]
-    assert said(made)[0] == "d1: starting" and made.job.error == ""  # type: ignore[attr-defined]
+    assert said(made)[0] == "d1: starting" and made.job.error == ""
 
 
 def test_without_room_old_ones_leave_first() -> None:
@@ -189,7 +214,7 @@ def test_what_cannot_be_started_leaves_the_cluster_as_it_was(why: str, clock: Cl
     else:
         clock.now += 121.0
     turns(made)
-    error = made.job.error  # type: ignore[attr-defined]
+    error = made.job.error
     assert ("d2: no memory" in error) if why == "a failure" else ("no process for d2 within 120 s" in error)
     assert error.endswith("the cluster is as it was before")
     assert fake.worker_names == fake.told == ["p0", "p1", "d0"]
@@ -201,11 +226,90 @@ def test_a_cluster_that_stops_says_so_to_who_waits() -> None:
     made.take_turn()
     made.give_up()
     said(made)
-    assert made.job.error == "the cluster is stopping"  # type: ignore[attr-defined]
+    assert made.job.error == "the cluster is stopping"
+
+
+def waiting_change(fake: Fake, clock: Clock, *joining: str) -> Scaling:
+    """Returns a scale-up that waits for a node for its last worker."""
+    fake.node_timeout_s = 100.0
+    fake.unplaced.add(joining[-1])
+    made = change(fake, joining)
+    fake.joined.update(joining)
+    for _ in range(3):
+        clock.now += 2.0
+        assert not made.take_turn()
+    assert made.is_waiting and not made.may_go_on() and fake.reserved == list(joining)
+    return made
+
+
+def test_workers_without_room_wait_for_a_node_and_others_start(clock: Clock) -> None:
+    fake = Fake()
+    made = waiting_change(fake, clock, "d1", "d2")
+    assert fake.told == ["p0", "p1", "d0", "d1"] and "start d1" in fake.events
+    fake.unplaced.clear()
+    assert made.may_go_on()
+    turns(made)
+    assert fake.told == fake.worker_names == ["p0", "p1", "d0", "d1", "d2"]
+    line = next(line for line in said(made) if line.startswith("waiting"))
+    assert line == "waiting for Ray to add a node: d2 needs {CPU: 1, GPU: 1}; 96 s at most"
+
+
+def test_the_last_numbers_wait(clock: Clock) -> None:
+    """So that numbers have no gaps if no node comes."""
+    fake = Fake()
+    fake.node_timeout_s = 100.0
+    fake.unplaced.add("decode-1")
+    made = change(fake, ["decode-1", "decode-2", "prefill-1"])
+    fake.joined.add("prefill-1")
+    made.take_turn()
+    assert [event for event in fake.events if event.startswith("start")] == ["start prefill-1"]
+
+
+def test_a_node_that_does_not_come_ends_the_wait(clock: Clock) -> None:
+    fake = Fake()
+    made = waiting_change(fake, clock, "d1")
+    clock.now += 100.0
+    assert made.may_go_on() and turns(made) == 1
+    error = made.job.error
+    assert error.startswith("d1: Ray has added no node within 100 s for {CPU: 1, GPU: 1}")
+    assert fake.reserved == [] and fake.events == [] and fake.told == []
+
+
+def test_a_wait_is_withdrawn_at_once(clock: Clock) -> None:
+    fake = Fake()
+    made = waiting_change(fake, clock, "d1", "d2")
+    assert ScaleJob({}).replaces(made.job)
+    made.withdraw("another one")
+    assert made.job.error == "another one" and fake.reserved == ["d1"]
+    assert fake.worker_names == ["p0", "p1", "d0", "d1"]
+
+
+def test_without_an_autoscaler_lost_room_is_an_error(clock: Clock) -> None:
+    fake = Fake()
+    fake.unplaced.add("d1")
+    made = change(fake, ["d1"])
+    assert not made.take_turn() and not made.is_waiting
+    clock.now += 11.0
+    turns(made)
+    assert "no room any more for {CPU: 1, GPU: 1}" in made.job.error and fake.reserved == []
+
+
+def test_a_failing_ray_ends_the_change_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+
+    def fail(names: Sequence[str]) -> None:
+        fake.reserved.append(names[0])
+        raise RayError("its GCS is away")
+
+    monkeypatch.setattr(fake, "reserve", fail)
+    made = change(fake, ["d1", "d2"])
+    turns(made)
+    assert made.job.error == "Ray reserves no room: its GCS is away; the cluster is as it was before"
+    assert fake.reserved == [] and fake.worker_names == ["p0", "p1", "d0"]
 
 
 def test_workers_that_are_all_alike_are_not_mixed_with_others() -> None:
-    nobody = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
+    nobody: dict[WorkerKind, int] = dict.fromkeys(("prefill", "decode", "both", "any"), 0)
     check_kinds({"any": 2}, nobody | {"any": 3})
     check_kinds({"prefill": 1, "decode": 1}, nobody | {"prefill": 2, "decode": 1})
     with pytest.raises(ValueError, match="the 2 workers of this cluster are all alike: say how many with num_any"):

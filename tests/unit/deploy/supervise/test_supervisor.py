@@ -291,3 +291,32 @@ def test_a_death_for_memory_is_named(monkeypatch: pytest.MonkeyPatch, caplog: py
         cluster.kill("decode-0")
         assert cluster.has_started("decode-0")
     assert "decode-0 died: the kernel has just killed a process; starting it again" in caplog.text
+
+
+def test_one_turn_takes_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that take one answer of 1,000 workers cost the square of the workers."""
+
+    class CountedRay(Ray):
+        def wait(self, refs: list[Ref], *, timeout: float, num_returns: int = 1, **_: Any) -> tuple[Any, Any]:
+            done = [ref for ref in refs if ref.is_done][:num_returns]
+            return done, [ref for ref in refs if ref not in done]
+
+    monkeypatch.setattr(supervisor, "ray", CountedRay())
+    actors = {f"w{number}": Actor() for number in range(50)}
+    num_answers, num_turns, stop = 0, 0, threading.Event()
+
+    def answered(_: object) -> None:
+        nonlocal num_answers
+        num_answers += 1
+
+    def count_turn() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        if num_answers == len(actors) or num_turns > 10:
+            stop.set()
+
+    kind = ProcessKind(
+        lambda _: Ref(), lambda _: Ref(None), lambda _: Ref(None), 60.0, 60.0, 60.0, Actor.mapped, answered
+    )
+    Supervisor(actors, dict.fromkeys(actors, kind), lambda _: True).run(stop, count_turn)
+    assert num_answers == len(actors)

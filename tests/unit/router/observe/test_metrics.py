@@ -133,6 +133,7 @@ def test_a_worker_of_the_plan_that_is_not_there_shows() -> None:
     assert connected == {("prefill", "p0"): 1, ("prefill", "p1"): 1, ("decode", "d0"): 1, ("decode", "d1"): 0}
     # No link is up yet.
     assert found["tandem_worker_pairs", ()] == 0
+    assert found["tandem_wanted_worker_pairs", ()] == 2
 
 
 def test_a_worker_s_clock_shows_once_it_is_known() -> None:

@@ -3,10 +3,12 @@ import random
 
 import pytest
 
-from tandem.router.workers.candidates import Candidates
+from tandem.router.policies.table import ROUTING_POLICIES
+from tandem.router.process import make_policy
+from tandem.router.workers.candidates import Candidates, PinnedCandidate
 from tandem.router.workers.distance import ELSEWHERE, SAME_HOST, SAME_RACK
 from tandem.router.workers.worker import Pair, Worker
-from tests.fakes.routing import link, make_candidates
+from tests.fakes.routing import link, make_candidates, routing_request
 from tests.fakes.scripted_worker import hello
 
 
@@ -175,3 +177,14 @@ def test_placement_yields_if_impossible_but_not_if_busy() -> None:
     for worker in (b0, b1):
         del worker.decode_workers[worker.worker_id]
     assert of("aggregated") == ["b0-b1", "p-b0"]
+
+
+@pytest.mark.parametrize("name", ROUTING_POLICIES.names)
+def test_every_policy_takes_the_only_pair_of_a_move(name: str) -> None:
+    """The registry links a leaving worker to no other."""
+    source, destination = new_worker("b0", "both", has_links=True), new_worker("b1", "both", has_links=True)
+    source.decode_workers.clear()
+    pinned = PinnedCandidate(Pair(source, destination))
+    chosen = make_policy(name).choose(pinned, routing_request(range(20)))
+    assert chosen == Pair(source, destination) and chosen in pinned and list(pinned) == [chosen] and len(pinned) == 1
+    assert pinned.among(lambda worker: False) and Pair(source, source) not in pinned

@@ -60,3 +60,25 @@ def test_key_limit_is_cluster_wide() -> None:
     with access.hold("key"), pytest.raises(OverloadedError, match="4 requests of this key are in hand"):
         access.hold("key").__enter__()
     assert "key" not in key_digest("key")
+
+
+def test_only_changed_loads_are_passed_on() -> None:
+    """With 1,000 workers and 16 routers, 150 reports come each second, and most workers are in all of them."""
+    clock = FakeClock()
+    counts = PeerCounts(clock)
+    many = {f"w{i}": AssignedLoad(1) for i in range(1000)}
+    counts.record("r1", RouterCounts(0, 0, assigned=many))
+    counts.record("r2", RouterCounts(0, 0, assigned=many))
+    assert len(counts.take_changed()) == 1000
+    counts.record("r1", RouterCounts(0, 0, assigned={"w7": AssignedLoad(4), "w8": NOTHING}), is_change=True)
+    assert counts.take_changed() == {"w7": AssignedLoad(5), "w8": AssignedLoad(1)}
+    counts.record("r2", RouterCounts(0, 0, assigned=many))
+    assert counts.take_changed() == {}
+    counts.record("r2", RouterCounts(0, 0, assigned={"w7": AssignedLoad(1)}))
+    assert len(counts.take_changed()) == 999 and counts.assigned_to("w8") == NOTHING
+    counts.record("r1", RouterCounts(0, 0))
+    clock.advance(FRESH_S)
+    counts.record("r3", RouterCounts(0, 0))
+    counts.forget_silent()
+    assert set(counts.take_changed()) == {f"w{i}" for i in range(1000)} - {"w8"}
+    assert counts.assigned_to("w7") == NOTHING and counts.counts_of("r3") is not None

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from tandem.hosts import host_id
-from tandem.messages import Heartbeat, LinkState, Peers, Tokens
+from tandem.messages import Heartbeat, LinkState, Peers, Shipped, Tokens, WorkerStats
 from tandem.router.errors import UnavailableError
+from tandem.router.router import NAMES_PER_LOOK
 from tests.fakes.router_harness import RouterHarness, run, settle
 from tests.fakes.scripted_worker import ScriptedWorker
 
@@ -115,6 +118,8 @@ async def test_linked_both_workers_pair_with_all() -> None:
     p.link_to("a")
     a.link_to("b")
     assert pairs(h) == ["p-a", "a-a", "a-b", "b-b", "alone-alone"]
+    # These, and those of the links from p to b and from b to a.
+    assert h.router.workers.num_wanted_pairs == 7
     # A report of a link may precede the decode worker.
     h.router.lose_worker(b.worker, "silent", "gone")
     a.say(LinkState("b", "b-next", up=True))
@@ -197,3 +202,91 @@ async def test_unreachable_host() -> None:
         lost = ScriptedWorker(h.router, "d0", "decode", host=host)
         h.clock.advance(silent_s)
         assert h.router.workers.is_out_of_reach(lost.worker) is out_of_reach
+
+
+def planned_apart(count: int) -> dict[str, str]:
+    return {f"{role[0]}{i}": role for role in ("prefill", "decode") for i in range(count)}
+
+
+@run
+async def test_large_cluster_links_some_pairs() -> None:
+    """Peers, links and what a join costs grow with the workers, not with their square."""
+    h = RouterHarness(70, 70, workers=planned_apart(70))
+    registry = h.router.workers
+    named = {p.worker.worker_id: {peer.worker_id for peer in registry.peers_of(p.worker)} for p in h.p}
+    # All workers of the harness share a host.
+    assert all(len(names) == 70 for names in named.values())
+    apart = RouterHarness(0, 0, workers=planned_apart(70))
+    workers = [
+        ScriptedWorker(apart.router, name, role, host=f"{name}-host")
+        for name, role in apart.router.workers.planned.items()
+    ]
+    for _ in range(20):
+        apart.router.check_deadlines()
+    prefill = [worker for worker in workers if worker.worker.sends]
+    for worker in prefill:
+        (*_, peers) = worker.of(Peers)
+        assert peers.peers == apart.router.workers.peers_of(worker.worker)
+        assert 16 < len(peers.peers) < 66
+        worker.link_to(*(f"d{i}" for i in range(70)))
+    assert registry.num_pairs == registry.num_wanted_pairs == 4900
+    assert apart.router.workers.num_pairs == apart.router.workers.num_wanted_pairs
+    assert apart.router.workers.num_pairs == sum(len(worker.of(Peers)[-1].peers) for worker in prefill)
+    sent = sum(len(worker.of(Peers)) for worker in prefill)
+    joined = ScriptedWorker(apart.router, "d0", "decode", life="next", host="d0-host")
+    apart.router.check_deadlines()
+    # Its end and its return.
+    assert sum(len(worker.of(Peers)) for worker in prefill) - sent < 2 * 90
+    assert joined.worker.receives and not joined.of(Peers)
+
+
+@run
+async def test_leaving_worker_keeps_its_links() -> None:
+    """Its requests still hand over."""
+    h = RouterHarness(0, 0, workers=planned_apart(70))
+    workers = {
+        name: ScriptedWorker(h.router, name, role, host=f"{name}-host")
+        for name, role in h.router.workers.planned.items()
+    }
+    registry = h.router.workers
+    before = registry.peers_of(workers["p0"].worker)
+    h.router.set_workers({name: role for name, role in registry.planned.items() if name != "p0"})
+    assert registry.peers_of(workers["p0"].worker) == before
+    left = workers["p0"].worker
+    h.router.lose_worker(left, "disconnected", "it has ended")
+    assert len(registry.peers_of(workers["p1"].worker)) > 16
+    # A limit that begins with a new plan ends the other pairs, and its end brings them back.
+    small = RouterHarness(2, 2, workers={})
+    assert len(pairs(small)) == 4
+    small.router.set_workers({"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"})
+    assert len(pairs(small)) == 4
+
+
+@run
+async def test_links_of_a_worker_are_known_from_changes() -> None:
+    h = RouterHarness()
+    one, other = Shipped("nccl", 1, 100, "d0", 5), Shipped("nccl", 2, 200, "d1", 6)
+    worker = h.p[0].worker
+    h.p[0].say(Heartbeat(1, WorkerStats(num_running=1, shipped=(one, other))))
+    assert worker.take_sent_bytes() == {}, "they were sent before"
+    more = replace(other, num_pages=3, num_bytes=500)
+    h.p[0].say(Heartbeat(2, WorkerStats(num_running=2, shipped=(more,))))
+    h.p[0].say(Heartbeat(3, WorkerStats(num_running=3)))
+    assert worker.whole_stats(by_link=True) == WorkerStats(num_running=3, shipped=(one, more))
+    assert worker.whole_stats(by_link=False) == WorkerStats(
+        num_running=3, shipped=(Shipped("nccl", 4, 600, copying_ns=11),)
+    )
+    assert worker.take_sent_bytes() == {"d1": 300} and worker.take_sent_bytes() == {}
+
+
+@run
+async def test_joins_of_a_large_cluster_are_told_at_a_bounded_pace() -> None:
+    """A join changes the peers of a hundred workers; all joins of a start at once would stall every stream."""
+    roles = {f"b{i}": "both" for i in range(64)}
+    h = RouterHarness(0, 0, workers=roles)
+    workers = [ScriptedWorker(h.router, name, "both", has_links=True) for name in roles]
+    told = sum(len(peers.peers) for worker in workers for peers in worker.of(Peers))
+    assert told <= NAMES_PER_LOOK + 64
+    for _ in range(10):
+        h.router.check_deadlines()
+    assert all({peer.worker_id for peer in worker.of(Peers)[-1].peers} == set(roles) for worker in workers)

@@ -20,7 +20,7 @@ def test_rates_of_last_seconds() -> None:
     found = rates.of("p0")
     assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (30, 0, 60)
     assert (found.host_tokens, found.disk_tokens, found.peer_tokens) == (0, 30, 0)
-    assert rates.sent_bytes("p0") == {("d0", "tcp"): 1000, ("d1", "tcp"): 0}
+    assert rates.sent_to("p0") == {"d0": 1000}
     assert rates.total(lambda its: its.prompt_tokens) == 30
 
 
@@ -31,18 +31,18 @@ def test_rates_of_links_cover_ten_seconds() -> None:
     for second in range(40):
         say(h.p[0], second, shipped=(Shipped("tcp", 1, 6000 * (second // 6), "d0"),), prompt_tokens_computed=second)
         rates.sample(h.router.workers)
-        seen.append(rates.sent_bytes("p0").get(("d0", "tcp"), 0.0))
+        seen.append(rates.sent_to("p0").get("d0", 0.0))
         h.clock.advance(1.0)
     assert set(seen[NUM_LINK_SAMPLES:]) == {600.0, 1200.0}
     # A link that was not used before counts from its first bytes.
     say(h.p[0], 40, shipped=(Shipped("tcp", 1, 6000 * 6, "d0"), Shipped("shm", 1, 5000, "d0")))
     rates.sample(h.router.workers)
-    assert rates.sent_bytes("p0")["d0", "shm"] == 500
+    assert rates.sent_to("p0")["d0"] == 1100
     for second in range(NUM_LINK_SAMPLES):
         h.clock.advance(1.0)
         say(h.p[0], 41 + second, shipped=(Shipped("tcp", 1, 6000 * 6, "d0"), Shipped("shm", 1, 5000, "d0")))
         rates.sample(h.router.workers)
-    assert set(rates.sent_bytes("p0").values()) == {0.0}
+    assert rates.sent_to("p0") == {}
 
 
 def test_samples_between_heartbeats_change_nothing() -> None:
@@ -64,7 +64,7 @@ def test_restarted_worker_counts_anew() -> None:
     second_life = ScriptedWorker(h.router, "d0", "decode", life="second")
     say(second_life, 1, output_tokens_computed=0)
     rates.sample(h.router.workers)
-    assert rates.of("d0") == NO_RATES and rates.sent_bytes("d0") == {}
+    assert rates.of("d0") == NO_RATES and rates.sent_to("d0") == {}
     h.clock.advance(1.0)
     say(second_life, 2, output_tokens_computed=5)
     rates.sample(h.router.workers)

@@ -9,7 +9,7 @@ import pytest
 from tandem.lifecycle import ENDED
 from tandem.messages import NO_HITS, Heartbeat, LinkState, Shipped, TierHits, WorkerStats
 from tandem.router.config import RouterAddresses
-from tandem.router.observe.live.snapshot import MAX_NEW_REQUESTS, SnapshotBuilder
+from tandem.router.observe.live.snapshot import MAX_LINKS, MAX_NEW_REQUESTS, SnapshotBuilder
 from tandem.router.requests.tracker import RequestReport
 from tandem.router.workers.peer_counts import RouterCounts
 from tests.fakes.clock import FakeClock
@@ -90,6 +90,29 @@ async def test_each_worker_has_a_host_and_links_a_rate_of_ten_seconds() -> None:
     seen = everything(frames)
     assert [w["host"] for w in seen["workers"]] == ["10.0.0.5", "nowhere"]
     assert seen["links"][0]["bytes_per_s"] == 1000
+
+
+@run
+async def test_frame_of_many_links_has_the_broken_and_the_busiest() -> None:
+    """All links of 1,000 workers would be megabytes a second."""
+    h = RouterHarness(20, 20)
+    h.p[3].say(LinkState("d4", "d4-life", up=False, reason="cut"))
+    frames = builder(h)
+    for second in range(3):
+        for number in (5, 6):
+            shipped = (Shipped("tcp", 1, 1000 * second * number, "d9"),)
+            h.p[number].say(Heartbeat(second, WorkerStats(shipped=shipped)))
+        frames.sample()
+        h.clock.advance(1.0)
+    seen = everything(frames)
+    assert [(link["from"], link["to"], link["up"], link["bytes_per_s"]) for link in seen["links"]] == [
+        ("p3", "d4", False, 0),
+        ("p5", "d9", True, 5000),
+        ("p6", "d9", True, 6000),
+    ]
+    assert seen["more_links"] == 397 and len(seen["links"]) <= MAX_LINKS
+    few = everything(builder(RouterHarness(2, 2)))
+    assert len(few["links"]) == 4 and few["more_links"] == 0
 
 
 @run
