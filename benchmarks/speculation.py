@@ -1,6 +1,7 @@
-"""Measures speculation on a CPU: acceptance and speed on code edits, JSON extraction and chat.
+"""Measures speculation on a CPU: acceptance and speed on code edits, JSON extraction, chat and agent traces.
 
-Requests of a kind run together, on one worker of role both with one thread, without and with speculation by turns.
+Requests of a kind run on one worker of role both with one thread: without speculation, with all drafts of n-grams, and
+with those that the policy takes.
 Times are of the process's CPU, so other load on the host counts little. Outputs must be equal.
 
   python -m benchmarks.speculation
@@ -10,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker import drafting
-from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
 from tandem.decode_worker.drafters.base import Drafter
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
@@ -28,7 +29,7 @@ from tandem.messages import Drafted, Finished, FirstToken, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 
-NGRAM = "ngram"
+SPECULATIONS = ("ngram", AUTO_SPECULATION)
 TIMEOUT_S = 600.0
 TEMPERATURES = (0.0, 0.7)
 CODE = """import json
@@ -49,6 +50,15 @@ def save_users(path, users):
 """
 RECORDS = """Ada Lovelace, born 1815 in London, mathematician. Alan Turing, born 1912 in London, computer scientist.
 Grace Hopper, born 1906 in New York, computer scientist. Edsger Dijkstra, born 1930 in Rotterdam, physicist."""
+TRACE = """You control a shell. Answer with one call a turn.
+
+call: {"tool": "shell", "command": "ls src", "directory": "/home/user/project", "timeout_s": 10}
+result: {"status": "ok", "output": "app.py config.py server.py"}
+call: {"tool": "shell", "command": "cat src/app.py", "directory": "/home/user/project", "timeout_s": 10}
+result: {"status": "ok", "output": "from config import load\\nfrom server import serve\\nserve(load())"}
+call: {"tool": "shell", "command": "cat src/config.py", "directory": "/home/user/project", "timeout_s": 10}
+result: {"status": "error", "output": "cat: src/config.py: Permission denied"}
+"""
 PROMPTS = {
     "code edits": (
         f"Rename the function load_users to read_users. Answer with the whole file.\n\n{CODE}",
@@ -67,6 +77,12 @@ PROMPTS = {
         "Give me a recipe for pancakes.",
         "Write a short story about a lighthouse.",
         "What should I see in Rome in two days?",
+    ),
+    "agent traces": (
+        f"{TRACE}\nShow src/server.py.",
+        f"{TRACE}\nMake src/config.py readable, then show it.",
+        f"{TRACE}\nWrite the next three calls.",
+        f"{TRACE}\nSummarize the calls so far and their results.",
     ),
 }
 
@@ -128,6 +144,7 @@ def run(engine: Engine, prompts: Sequence[list[int]], sampling: SamplingParams, 
 class Row:
     """
     Attributes:
+        speculation: value of --speculation.
         accepted: share of drafted tokens.
         drafted_per_step: of a request, over all its steps.
         tokens_per_step: of a request, with speculation.
@@ -137,6 +154,7 @@ class Row:
     kind: str
     batch: int
     temperature: float
+    speculation: str
     drafted_per_step: float
     accepted: float
     tokens_per_step: float
@@ -154,27 +172,28 @@ def measure(
     kinds: Sequence[str],
     batches: Sequence[int],
     max_tokens: int,
-    ends: tuple[int, ...],
-) -> list[Row]:
-    rows = []
+) -> Iterator[Row]:
+    end = tokenizer.token_to_id("<|im_end|>")
+    if end is None:
+        raise ValueError("the model's chats do not end with <|im_end|>: use --model smollm2-135m-instruct")
     for kind in kinds:
         chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in PROMPTS[kind]]
         prompts = [tokenizer.encode(chat).ids for chat in chats]
         for batch in batches:
             for temperature in TEMPERATURES:
-                sampling = SamplingParams(max_tokens, temperature=temperature, seed=1, stop_token_ids=ends)
-                plain, drafting_runs = [], []
-                for start in range(0, len(prompts), batch):
-                    part = prompts[start : start + batch]
-                    plain.append(run(engine, part, sampling, NO_SPECULATION))
-                    drafting_runs.append(run(engine, part, sampling, NGRAM))
-                    if plain[-1].outputs != drafting_runs[-1].outputs:
-                        raise AssertionError(f"{kind} at temperature {temperature}: speculation changed the output")
-                rows.append(_row(kind, batch, temperature, plain, drafting_runs))
-    return rows
+                sampling = SamplingParams(max_tokens, temperature=temperature, seed=1, stop_token_ids=(end,))
+                parts = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+                plain = [run(engine, part, sampling, NO_SPECULATION) for part in parts]
+                for speculation in SPECULATIONS:
+                    done = [run(engine, part, sampling, speculation) for part in parts]
+                    if [one.outputs for one in done] != [one.outputs for one in plain]:
+                        raise AssertionError(f"{kind} at temperature {temperature}: {speculation} changed the output")
+                    yield _row(kind, batch, temperature, speculation, plain, done)
 
 
-def _row(kind: str, batch: int, temperature: float, plain: Sequence[Run], with_drafts: Sequence[Run]) -> Row:
+def _row(
+    kind: str, batch: int, temperature: float, speculation: str, plain: Sequence[Run], with_drafts: Sequence[Run]
+) -> Row:
     num_tokens = sum(done.num_decoded for done in with_drafts)
     drafted = sum(one.num_tokens for done in with_drafts for one in done.drafted)
     accepted = sum(one.num_accepted for done in with_drafts for one in done.drafted)
@@ -184,6 +203,7 @@ def _row(kind: str, batch: int, temperature: float, plain: Sequence[Run], with_d
         kind,
         batch,
         temperature,
+        speculation,
         drafted / max(1, num_steps),
         accepted / max(1, drafted),
         num_tokens / max(1, num_steps),
@@ -217,21 +237,26 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--kinds", nargs="+", default=[*PROMPTS], choices=PROMPTS, help="of requests")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="requests that run together")
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--steps", type=int, default=24, help="steps of each measurement of a step's cost; 0: none")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     args = parser.parse_args()
     model_dir = resolve_model(args.model)
     engine = build_engine(EngineConfig(str(model_dir), num_pages=512, num_threads=1), "speculation", lambda doing: None)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    rows = measure(engine, tokenizer, args.kinds, args.batch, args.max_tokens, tokenizer.token_to_id("<|im_end|>"))
-    columns = "requests", "batch", "temperature", "drafted a step", "accepted", "tokens a step", "tokens/CPU s", "ratio"
+    columns = (
+        *("requests", "batch", "temperature", "--speculation"),
+        *("drafted a step", "accepted", "tokens a step", "tokens/CPU s", "ratio"),
+    )
     print(f"| {' | '.join(columns)} |")
-    print("|---" * len(columns) + "|")
-    for row in rows:
+    print("|---" * len(columns) + "|", flush=True)
+    rows = []
+    for row in measure(engine, tokenizer, args.kinds, args.batch, args.max_tokens):
+        rows.append(row)
         print(
-            f"| {row.kind} | {row.batch} | {row.temperature:g} | {row.drafted_per_step:.2f} | {row.accepted:.0%} "
-            f"| {row.tokens_per_step:.2f} | {row.plain_rate:.1f} to {row.rate:.1f} | {row.speedup:.2f} |"
+            f"| {row.kind} | {row.batch} | {row.temperature:g} | {row.speculation} | {row.drafted_per_step:.2f} "
+            f"| {row.accepted:.0%} | {row.tokens_per_step:.2f} | {row.plain_rate:.1f} to {row.rate:.1f} | {row.speedup:.2f} |",
+            flush=True,
         )
     costs = step_costs(engine, args.batch, (1, 2, 4, 7), args.steps) if args.steps else {}
     for name, cost in costs.items():

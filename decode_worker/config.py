@@ -7,14 +7,18 @@ from tandem.decode_worker.drafters.table import DRAFTERS
 from tandem.options import option
 
 NO_SPECULATION = "off"
+# Drafts of n-grams where they are expected to gain time.
+AUTO_SPECULATION = "auto"
+AUTO_SOURCE = "ngram"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
     speculation: str = option(
         NO_SPECULATION,
-        "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens",
-        choices=(NO_SPECULATION, *DRAFTERS.names),
+        "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
+        "those of ngram that are expected to gain time",
+        choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
         detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
     )
 
@@ -30,6 +34,7 @@ class DecodeConfig(DecodeOptions):
         max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
         max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
         overlap: launch a step before the previous tokens are known, on an asynchronous engine without speculation.
+        itl_objective_s: expected time of a step with drafts of `auto` at most; 0 for no limit.
     """
 
     max_batch_size: int = 64
@@ -38,8 +43,9 @@ class DecodeConfig(DecodeOptions):
     max_overtaken: int = 8
     max_waiting: int = 1024
     overlap: bool = True
+    itl_objective_s: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s", "max_waiting")
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
-        DRAFTERS.check("speculation", self.speculation, besides=(NO_SPECULATION,))
+        DRAFTERS.check("speculation", self.speculation, besides=(NO_SPECULATION, AUTO_SPECULATION))

@@ -13,9 +13,18 @@ from tandem.sampling_params import TokenLogprobs
 
 @dataclass(eq=False, slots=True)
 class JobDrafts:
-    """What drafting keeps for one request. Attributes: matcher: None without a grammar, or before the first draft."""
+    """What drafting keeps for one request.
+
+    Attributes:
+        acceptance: chance of a draft behind an accepted one; unused without a policy.
+        proposed, proposed_at: the last proposal, computed or not, and the number of tokens before it.
+        matcher: None without a grammar, or before the first draft.
+    """
 
     drafter: Drafter
+    acceptance: float
+    proposed: Sequence[int] = ()
+    proposed_at: int = 0
     matcher: DraftMatcher | None = None
 
 
@@ -30,6 +39,7 @@ class DecodeJob:
         prefill_loaded: those at the prefill worker that a prefetch loaded.
         moments: moments not sent to the router.
         has_ended: tokens of steps in flight are dropped.
+        is_moving: its pages go ahead to another worker. It gets no drafts, so that it does not outgrow them.
         is_leaving: it gets no further step, because it moves once its tokens are known.
         client: takes turns with other clients at the compilers of grammars.
         drafts: None before the first draft.
@@ -50,6 +60,7 @@ class DecodeJob:
     prefill_loaded: TierHits = NO_HITS
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
+    is_moving: bool = False
     is_leaving: bool = False
     client: str = ""
     drafts: JobDrafts | None = None

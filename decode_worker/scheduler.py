@@ -5,7 +5,8 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import AUTO_SOURCE, AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
@@ -86,9 +87,8 @@ class DecodeScheduler(ForwardScheduler):
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._outbox = outbox
         self._config = config
-        is_drafting = config.speculation != NO_SPECULATION
-        self._drafting = Drafting(config.speculation, engine, cache) if is_drafting else None
-        self._overlaps = config.overlap and engine.is_asynchronous and not is_drafting
+        self._drafting = self._new_drafting()
+        self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
         self._clock = clock
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
@@ -108,6 +108,15 @@ class DecodeScheduler(ForwardScheduler):
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
+
+    def _new_drafting(self) -> Drafting | None:
+        source = self._config.speculation
+        if source == NO_SPECULATION:
+            return None
+        if source != AUTO_SPECULATION:
+            return Drafting(source, self._engine, self._cache)
+        policy = DraftPolicy(self._timer, self._config.itl_objective_s)
+        return Drafting(AUTO_SOURCE, self._engine, self._cache, policy)
 
     @property
     def num_running(self) -> int:

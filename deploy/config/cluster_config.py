@@ -480,7 +480,12 @@ class ClusterConfig(ClusterOptions):
             },
         )
         prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
-        decode = _values(self, DecodeOptions) | {"max_batch_size": max_batch_size, "overlap": overlap}
+        itl_objective_s = self.itl_objective_ms / 1e3
+        decode = _values(self, DecodeOptions) | {
+            "max_batch_size": max_batch_size,
+            "overlap": overlap,
+            "itl_objective_s": itl_objective_s,
+        }
         is_auto = self.transport == transports.AUTO
         candidates = transports.TRANSPORTS.for_device(self.device) if is_auto else (self.transport,)
         return WorkerPlan(
@@ -489,7 +494,7 @@ class ClusterConfig(ClusterOptions):
             _configured(DecodeConfig, decode),
             _configured(LinkConfig, {"transports": candidates}),
             has_links=role != "both" or self.most("any") > 0,
-            itl_objective_s=self.itl_objective_ms / 1e3,
+            itl_objective_s=itl_objective_s,
             spans_nodes=self.spans_nodes,
             interface=self.interface,
         )

@@ -20,7 +20,8 @@ from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, save_tiny_model
 from tests.fakes.scripted_drafter import scripted
 
-TIMEOUT_S = 120.0
+# Of requests that need a few hundred.
+MAX_STEPS = 5_000
 PAGE_SIZE = 4
 NUM_PAGES = 200
 ENDS = tuple(EOS_TOKEN_IDS)
@@ -70,6 +71,7 @@ class Requests(dict[str, Request]):
         withheld = cache.acquire_pages((), (NUM_PAGES - num_pages) * PAGE_SIZE, max_cached_len=0)
         assert withheld is not None
         self._again = list(self)
+        self._num_steps = 0
         while any(not request.finish_reason for request in self.values()):
             again, self._again = self._again, []
             for name in again:
@@ -82,7 +84,7 @@ class Requests(dict[str, Request]):
                     output_ids=request.token_ids,
                     arrival_ns=list(self).index(name) + 1,
                 )
-            worker.run_until(self._has_news, TIMEOUT_S)
+            self._run_until_news(worker)
             for name, request in self.items():
                 if request.given_up and len(request.token_ids) >= request.given_up[0]:
                     request.given_up.pop(0)
@@ -95,6 +97,12 @@ class Requests(dict[str, Request]):
         stats = worker.scheduler.stats()
         assert (stats.num_locked_pages, stats.num_leased_pages, stats.num_running) == (0, 0, 0)
         return stats.drafted
+
+    def _run_until_news(self, worker: LocalWorker) -> None:
+        """Idle turns, which wait for grammars, are no steps."""
+        while not self._has_news():
+            self._num_steps += worker.step()
+            assert self._num_steps <= MAX_STEPS, worker.scheduler.stats()
 
     def _has_news(self) -> bool:
         if self._again or all(request.finish_reason for request in self.values()):
