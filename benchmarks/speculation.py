@@ -255,7 +255,8 @@ def main() -> None:
         rows.append(row)
         print(
             f"| {row.kind} | {row.batch} | {row.temperature:g} | {row.speculation} | {row.drafted_per_step:.2f} "
-            f"| {row.accepted:.0%} | {row.tokens_per_step:.2f} | {row.plain_rate:.1f} to {row.rate:.1f} | {row.speedup:.2f} |",
+            f"| {row.accepted:.0%} | {row.tokens_per_step:.2f} | {row.plain_rate:.1f} to {row.rate:.1f} "
+            f"| {row.speedup:.2f} |",
             flush=True,
         )
     costs = step_costs(engine, args.batch, (1, 2, 4, 7), args.steps) if args.steps else {}
