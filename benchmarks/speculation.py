@@ -2,7 +2,8 @@
 
 Requests of a kind run on one worker of role both with one thread: without speculation, with all drafts of n-grams, and
 with those that the policy takes.
-Times are of the process's CPU, so other load on the host counts little. Outputs must be equal.
+Times are of the process's CPU, so other load on the host counts little. An output that differs is counted: as between
+batch sizes, rounding of logits may change a token that lies on the edge of another.
 
   python -m benchmarks.speculation
 """
@@ -149,6 +150,7 @@ class Row:
         drafted_per_step: of a request, over all its steps.
         tokens_per_step: of a request, with speculation.
         rate, plain_rate: tokens per CPU second with and without speculation, of all requests.
+        num_different: requests whose output differs from that without speculation.
     """
 
     kind: str
@@ -160,6 +162,8 @@ class Row:
     tokens_per_step: float
     plain_rate: float
     rate: float
+    num_different: int
+    num_requests: int
 
     @property
     def speedup(self) -> float:
@@ -186,8 +190,6 @@ def measure(
                 plain = [run(engine, part, sampling, NO_SPECULATION) for part in parts]
                 for speculation in SPECULATIONS:
                     done = [run(engine, part, sampling, speculation) for part in parts]
-                    if [one.outputs for one in done] != [one.outputs for one in plain]:
-                        raise AssertionError(f"{kind} at temperature {temperature}: {speculation} changed the output")
                     yield _row(kind, batch, temperature, speculation, plain, done)
 
 
@@ -207,8 +209,14 @@ def _row(
         drafted / max(1, num_steps),
         accepted / max(1, drafted),
         num_tokens / max(1, num_steps),
-        num_tokens / sum(done.step_s for done in plain),
+        sum(done.num_decoded for done in plain) / sum(done.step_s for done in plain),
         num_tokens / sum(done.step_s for done in with_drafts),
+        sum(
+            output != alone.outputs[name]
+            for alone, done in zip(plain, with_drafts, strict=True)
+            for name, output in done.outputs.items()
+        ),
+        sum(len(done.outputs) for done in plain),
     )
 
 
@@ -246,7 +254,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     columns = (
         *("requests", "batch", "temperature", "--speculation"),
-        *("drafted a step", "accepted", "tokens a step", "tokens/CPU s", "ratio"),
+        *("drafted a step", "accepted", "tokens a step", "tokens/CPU s", "ratio", "outputs that differ"),
     )
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|", flush=True)
@@ -256,7 +264,7 @@ def main() -> None:
         print(
             f"| {row.kind} | {row.batch} | {row.temperature:g} | {row.speculation} | {row.drafted_per_step:.2f} "
             f"| {row.accepted:.0%} | {row.tokens_per_step:.2f} | {row.plain_rate:.1f} to {row.rate:.1f} "
-            f"| {row.speedup:.2f} |",
+            f"| {row.speedup:.2f} | {row.num_different} of {row.num_requests} |",
             flush=True,
         )
     costs = step_costs(engine, args.batch, (1, 2, 4, 7), args.steps) if args.steps else {}
