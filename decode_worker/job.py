@@ -43,6 +43,7 @@ class DecodeJob:
         is_leaving: it gets no further step, because it moves once its tokens are known.
         client: takes turns with other clients at the compilers of grammars.
         drafts: None before the first draft.
+        num_drafted, num_accepted: tokens drafted in this attempt, and those that the sampler chose too.
     """
 
     request_id: str
@@ -64,6 +65,8 @@ class DecodeJob:
     is_leaving: bool = False
     client: str = ""
     drafts: JobDrafts | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def queue_key(self) -> tuple[int, str]:
@@ -101,10 +104,10 @@ class DecodeJob:
         self._append(token_id, logprobs)
 
     def take_drafted(self, sampled: Sequence[tuple[int, TokenLogprobs | None]]) -> int:
-        """Takes a step's tokens up to the first that differs from its draft or ends the output.
+        """Takes a step's tokens up to the first that differs from its draft.
 
         Args:
-            sampled: the tokens behind the last one and behind each draft.
+            sampled: the tokens behind the last one and behind each draft. No draft ends the output.
 
         Returns:
             The number of accepted drafts.
@@ -115,10 +118,12 @@ class DecodeJob:
         num_accepted = 0
         for token_id, logprobs in sampled:
             self._append(token_id, logprobs)
-            if num_accepted == len(drafts) or token_id != drafts[num_accepted] or self.finish_reason():
+            if num_accepted == len(drafts) or token_id != drafts[num_accepted]:
                 break
             num_accepted += 1
         sequence.accept_drafts(num_accepted)
+        self.num_drafted += len(drafts)
+        self.num_accepted += num_accepted
         return num_accepted
 
     def _append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:

@@ -496,6 +496,8 @@ class DecodeScheduler(ForwardScheduler):
                 job.take_moments(),
                 job.prefill_cached_len,
                 job.prefill_loaded,
+                job.num_drafted,
+                job.num_accepted,
             )
         )
 

@@ -318,6 +318,7 @@ class Finished:
         num_output_tokens: length of the whole output, over all attempts.
         cached_len: leading tokens already in the decode worker's cache.
         prefill_cached_len, prefill_loaded: FirstToken's cached_len and loaded, because this message may arrive first.
+        num_drafted, num_accepted: tokens that speculation drafted in this attempt, and those that the sampler chose too.
     """
 
     request_id: str
@@ -329,6 +330,8 @@ class Finished:
     moments: tuple[Moment, ...] = ()
     prefill_cached_len: int = 0
     prefill_loaded: TierHits = NO_HITS
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ class Phase(_message.Message):
     def __init__(self, name: _Optional[str] = ..., start_ms: _Optional[float] = ..., duration_ms: _Optional[float] = ..., on_critical_path: _Optional[bool] = ...) -> None: ...
 
 class HandoverSummary(_message.Message):
-    __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped", "placement", "placement_reason", "estimated_ttft_ms", "estimated_itl_ms")
+    __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped", "placement", "placement_reason", "estimated_ttft_ms", "estimated_itl_ms", "drafted_tokens", "accepted_tokens")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +287,8 @@ class HandoverSummary(_message.Message):
     PLACEMENT_REASON_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_ITL_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     decode_worker: str
     attempts: int
@@ -299,7 +301,9 @@ class HandoverSummary(_message.Message):
     placement_reason: str
     estimated_ttft_ms: float
     estimated_itl_ms: float
-    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ..., pages_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ..., placement: _Optional[str] = ..., placement_reason: _Optional[str] = ..., estimated_ttft_ms: _Optional[float] = ..., estimated_itl_ms: _Optional[float] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ..., pages_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ..., placement: _Optional[str] = ..., placement_reason: _Optional[str] = ..., estimated_ttft_ms: _Optional[float] = ..., estimated_itl_ms: _Optional[float] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()

@@ -1,8 +1,9 @@
-"""Clusters that speculate give the tokens of the model, also when a worker dies."""
+"""Clusters that speculate give the tokens of the model, also when a worker dies or a stream moves."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,24 @@ from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
+from tandem.engine.sampler import sample
+from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tandem.v1.worker_pb2 import IntegrityReport
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
 from tests.cluster.faults import LiveStream, QuickConfig, wait_whole
+from tests.cluster.test_moves import busiest_worker, leaving, num_moved, wait_linked
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1p1d": {"num_prefill": 1, "num_decode": 1},
     "both": {"num_prefill": 0, "num_decode": 0, "num_both": 1},
 }
 VICTIMS = ("decode-0", "both-0")
-MAX_TOKENS = 48
+MAX_TOKENS = 40
+# Enough to be running when the worker leaves.
+MOVED_TOKENS = 200
 # Exact in the client's single and the sampler's double precision.
 SAMPLING: Sequence[dict[str, Any]] = (
     {},
@@ -36,8 +42,8 @@ SAMPLING: Sequence[dict[str, Any]] = (
     # Two tokens repeat each other also where a model is random.
     {"temperature": 1.0, "allowed_token_ids": (250, 5)},
 )
-# Returns the output of a prompt and sampling parameters.
-Expect = Callable[[list[int], dict[str, Any]], list[int]]
+# Returns whether the model gives this output to a prompt and sampling parameters.
+Confirm = Callable[[list[int], dict[str, Any], list[int]], bool]
 TEXT_PROMPTS = (
     "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n# The same two again:\n\ndef",
     '[{"name": "Ada", "born": 1815}, {"name": "Alan", "born": 1912}]\n[{"name": "Ada", "born": 1815}, {"name":',
@@ -57,7 +63,19 @@ def drafted(reports: dict[str, IntegrityReport]) -> tuple[int, int]:
     return sum(one.num_tokens for one in of_all), sum(one.num_accepted for one in of_all)
 
 
-def check(served: ServedCluster, victim: str, prompts: Sequence[list[int]], expect: Expect) -> None:
+def confirm(oracle: Oracle, prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
+    """Samples each token of an output again, from logits of one forward pass of transformers."""
+    logits = oracle.logits([*prompt_ids, *output_ids])[len(prompt_ids) - 1 : -1]
+    params = SamplingParams(len(output_ids), **sampling)
+    sequence = TokenSequence([*prompt_ids], len(prompt_ids), [], sampling=params)
+    for row, token_id in zip(logits, output_ids, strict=True):
+        if int(sample(row[None], [sequence]).token_ids) != token_id:
+            return False
+        sequence.token_ids.append(token_id)
+    return True
+
+
+def check(served: ServedCluster, victim: str, prompts: Sequence[list[int]], confirms: Confirm) -> None:
     requests = [(prompt, {"seed": 2**40 + i, **SAMPLING[i % len(SAMPLING)]}) for i, prompt in enumerate(prompts)]
     wait_whole(served)
     for kills in (False, True):
@@ -73,24 +91,49 @@ def check(served: ServedCluster, victim: str, prompts: Sequence[list[int]], expe
             num_drafted, num_accepted = drafted(served.integrity())
             assert num_drafted > num_accepted > 0
         for (prompt, sampling), answer in zip(requests, answers, strict=True):
-            assert answer.token_ids == expect(prompt, sampling), sampling
+            assert len(answer.token_ids) == MAX_TOKENS and confirms(prompt, sampling, answer.token_ids), sampling
         assert not kills or max(answer.last.handover.attempts for answer in answers) > 1
     wait_whole(served)
     served.wait_clean()
 
 
-@pytest.mark.parametrize("layout", range(len(LAYOUTS)), ids=LAYOUTS)
+@pytest.mark.parametrize("layout", [pytest.param(0, id="1p1d"), pytest.param(1, id="both", marks=pytest.mark.slow)])
 def test_tokens_are_those_of_transformers(
     layout: int, clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
 ) -> None:
     rng = random.Random(1)
     prompts = [(random_ids(rng, rng.randint(3, 9)) * 8)[:40] for _ in range(6)]
     config = [*layouts(tiny_config)][layout]
+    check(clusters.get(config), VICTIMS[layout], prompts, partial(confirm, tiny_oracle))
 
-    def expect(prompt_ids: list[int], sampling: dict[str, Any]) -> list[int]:
-        return tiny_oracle.sample(prompt_ids, MAX_TOKENS, **sampling)
 
-    check(clusters.get(config), VICTIMS[layout], prompts, expect)
+def test_moved_streams_have_the_tokens_of_transformers(
+    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
+) -> None:
+    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, speculation="ngram"))
+    wait_linked(served)
+    rng = random.Random(2)
+    requests = []
+    for number in range(6):
+        # Few allowed tokens, so that drafts are right at times.
+        sampling: dict[str, Any] = {}
+        if number % 2:
+            sampling = {"temperature": 1.0, "allowed_token_ids": (250, 5, 9), "seed": number}
+        requests.append(((random_ids(rng, 5) * 8)[:40], sampling))
+    streams = [
+        LiveStream(served, prompt, max_tokens=MOVED_TOKENS, ignore_eos=True, **sampling)
+        for prompt, sampling in requests
+    ]
+    assert all(stream.wait_tokens(5) for stream in streams)
+    with leaving(served, busiest_worker(served)):
+        answers = [stream.finish() for stream in streams]
+    assert num_moved(streams) > 0
+    for (prompt, sampling), answer in zip(requests, answers, strict=True):
+        assert len(answer.token_ids) == MOVED_TOKENS
+        assert confirm(tiny_oracle, prompt, sampling, answer.token_ids), sampling
+    num_drafted, num_accepted = drafted(served.integrity())
+    assert num_drafted > num_accepted > 0
+    served.wait_clean()
 
 
 class Alone:
@@ -100,11 +143,11 @@ class Alone:
         self._engine = engine
         self._known: dict[str, list[int]] = {}
 
-    def __call__(self, prompt_ids: list[int], sampling: dict[str, Any]) -> list[int]:
+    def confirm(self, prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
         key = f"{prompt_ids} {sampling}"
         if key not in self._known:
             self._known[key] = self._compute(prompt_ids, sampling)
-        return self._known[key]
+        return self._known[key] == output_ids
 
     def _compute(self, prompt_ids: list[int], sampling: dict[str, Any]) -> list[int]:
         output: list[int] = []
@@ -136,7 +179,7 @@ def test_smollm2_tokens_are_those_without_speculation(
     tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXT_PROMPTS for _ in SAMPLING]
     engine = build_engine(EngineConfig(str(smollm2_dir), num_pages=200, num_threads=1), "alone", lambda doing: None)
-    expect = Alone(engine)
+    alone = Alone(engine)
     config = [*layouts(replace(tiny_config, model=str(smollm2_dir)))][layout]
-    check(clusters.get(config), VICTIMS[layout], prompts, expect)
+    check(clusters.get(config), VICTIMS[layout], prompts, alone.confirm)
     engine.close()

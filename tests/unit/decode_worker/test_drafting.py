@@ -127,7 +127,7 @@ def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine
         ([11, 12, 13, 9], [11, 12, 13, 9], 3),
         ([11, 12, 9, 8], [11, 12, 9], 2),
         ([9, 12, 13, 8], [9], 0),
-        # A stop token ends the output, also within the burst.
+        # No draft is a stop token.
         ([11, 50, 13, 9], [11, 50], 1),
     ],
 )
@@ -143,5 +143,6 @@ def test_tokens_up_to_the_first_mismatch_count(
     sequence.num_pending = 1
     assert job.take_drafted([(token_id, None) for token_id in sampled]) == num_accepted
     assert sequence.token_ids[3:] == job.unsent == output
+    assert (job.num_drafted, job.num_accepted) == (3, num_accepted)
     assert sequence.cached_len == sequence.device_len == len(sequence.token_ids) - 1
     assert not sequence.draft_ids and job.finish_reason() == ("stop" if 50 in output else "")

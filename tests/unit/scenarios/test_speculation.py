@@ -37,6 +37,7 @@ class Request:
     """
     Attributes:
         given_up: attempts to abort, each once the output has this length.
+        num_accepted: drafts of the last attempt.
     """
 
     prompt_ids: list[int]
@@ -46,6 +47,7 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
+    num_accepted: int = 0
 
     def take(self, index: int, token_ids: Sequence[int], logprobs: Sequence[Any]) -> None:
         num_known = len(self.token_ids) - index
@@ -129,6 +131,7 @@ class Requests(dict[str, Request]):
             if message.attempt == request.attempt:
                 assert message.num_output_tokens == len(request.token_ids)
                 request.finish_reason = message.finish_reason
+                request.num_accepted = message.num_accepted
         elif isinstance(message, GaveBack):
             if message.attempt == self[message.request_id].attempt:
                 self.num_given_back += 1

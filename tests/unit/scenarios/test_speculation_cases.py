@@ -82,6 +82,7 @@ def test_different_samples_of_one_prompt_share_its_pages(engine: Engine) -> None
     requests, drafted = outputs_with_right_drafts(engine, [replace(SAMPLED, seed=seed) for seed in range(5)])
     assert len({tuple(request.token_ids) for request in requests}) == 5
     assert drafted.num_accepted > sum(len(request.token_ids) for request in requests) // 2
+    assert drafted.num_accepted == sum(request.num_accepted for request in requests)
 
 
 def test_every_token_of_a_step_has_its_own_log_probabilities(engine: Engine) -> None:
@@ -109,6 +110,10 @@ def test_stop_token_within_a_step_ends_the_output(engine: Engine) -> None:
     stop = replace(SAMPLED, stop_token_ids=(whole.token_ids[first],))
     [request], _ = outputs_with_right_drafts(engine, [stop])
     assert (request.token_ids, request.finish_reason) == (whole.token_ids[: first + 1], "stop")
+    # The minimum is passed within a step.
+    for min_tokens in range(first - 2, first + 2):
+        [same], _ = outputs_with_right_drafts(engine, [replace(stop, min_tokens=min_tokens)])
+        assert same.token_ids == request.token_ids
     [longer], _ = outputs_with_right_drafts(engine, [replace(stop, min_tokens=first + 3)])
     assert len(longer.token_ids) >= first + 3 and longer.token_ids[:first] == whole.token_ids[:first]
 
