@@ -24,9 +24,7 @@ class Drafting:
         counts: since the start.
     """
 
-    def __init__(
-        self, source: str, engine: EngineBase, cache: CacheManager, policy: DraftPolicy | None = None
-    ) -> None:
+    def __init__(self, source: str, engine: EngineBase, cache: CacheManager, policy: DraftPolicy | None = None) -> None:
         """
         Args:
             source: a name in DRAFTERS, or a drafter's import path.
@@ -91,7 +89,9 @@ class Drafting:
             if self._policy is not None:
                 sampled = sequence.token_ids[of_job.proposed_at :]
                 of_job.acceptance = self._policy.observe(of_job.acceptance, of_job.proposed, sampled)
-            of_job.proposed = self._until_stop(job, of_job.drafter.propose(sequence.token_ids, max_tokens))
+            # A drafter of the user's own may propose more.
+            proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
+            of_job.proposed = self._until_stop(job, proposed)
             of_job.proposed_at = len(sequence.token_ids)
             if of_job.proposed:
                 proposals.append((job, of_job, of_job.proposed))

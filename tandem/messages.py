@@ -318,7 +318,7 @@ class Finished:
         num_output_tokens: length of the whole output, over all attempts.
         cached_len: leading tokens already in the decode worker's cache.
         prefill_cached_len, prefill_loaded: FirstToken's cached_len and loaded, because this message may arrive first.
-        num_drafted, num_accepted: tokens that speculation drafted in this attempt, and those that the sampler chose too.
+        num_drafted, num_accepted: drafts of this attempt, in tokens, and those that the sampler chose too.
     """
 
     request_id: str

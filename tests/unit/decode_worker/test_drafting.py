@@ -61,6 +61,13 @@ def test_the_last_token_of_an_output_needs_no_draft(source: str, engine: EngineB
     assert [len(drafts) for drafts in jobs.draft()] == [3, 1, 0, 0]
 
 
+def test_a_drafter_that_proposes_too_many_passes_no_limit(engine: EngineBase) -> None:
+    with scripted(lambda token_ids, most: DRAFTS, MAX_DRAFTS) as path:
+        jobs = Jobs(path, engine, 20)
+        jobs.add(9, SamplingParams(5), 2)
+        assert [len(drafts) for drafts in jobs.draft()] == [2]
+
+
 def test_drafts_end_before_a_stop_token(source: str, engine: EngineBase) -> None:
     jobs = Jobs(source, engine, 20)
     jobs.add(5, SamplingParams(100, stop_token_ids=(14, 12)))

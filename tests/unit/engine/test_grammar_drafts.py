@@ -1,6 +1,7 @@
 """Masks behind drafts, against those of a matcher that consumes the drafts as output."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,15 @@ from tests.unit.engine.test_grammars import END, OTHER_END, VOCAB_SIZE, output_o
 
 ENDS = (OTHER_END,)
 WORDS = LLMatcher.grammar_from_regex("(ab|cd)+")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def any_host() -> Iterator[None]:
+    """Checks take the time that a slow host needs, except where a test limits it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar_drafts, "MAX_CPU_S", 60.0)
+        yield
 
 
 @pytest.fixture(scope="module")

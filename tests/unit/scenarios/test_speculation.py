@@ -207,7 +207,7 @@ def check(engine: Engine, seed: int) -> tuple[int, int]:
     largest = max(-(-(len(r.prompt_ids) + r.sampling.max_tokens) // PAGE_SIZE) for r in without.values())
     num_pages = rng.choice((190, largest + 2, 2 * largest))
     if rng.random() < 0.2:
-        config = DecodeConfig(max_batch_size, speculation="ngram")
+        config = DecodeConfig(max_batch_size, speculation=("ngram", "auto")[seed % 2])
         [drafted] = speculating.run(engine, config, num_pages)
     else:
         with scripted(lambda ids, most: drafts_of(outputs, rng, ids, most), max_drafts) as path:

@@ -105,13 +105,14 @@ def test_grammar_that_ends_within_a_step_ends_the_output(engine: Engine) -> None
 
 
 def test_stop_token_within_a_step_ends_the_output(engine: Engine) -> None:
-    [whole], _ = outputs_with_right_drafts(engine, [SAMPLED])
+    greedy = SamplingParams(24, repetition_penalty=1.4)
+    [whole], _ = outputs_with_right_drafts(engine, [greedy])
     first = next(place for place in range(5, 24) if whole.token_ids.index(whole.token_ids[place]) == place)
-    stop = replace(SAMPLED, stop_token_ids=(whole.token_ids[first],))
+    stop = replace(greedy, stop_token_ids=(whole.token_ids[first],))
     [request], _ = outputs_with_right_drafts(engine, [stop])
     assert (request.token_ids, request.finish_reason) == (whole.token_ids[: first + 1], "stop")
     # The minimum is passed within a step.
-    for min_tokens in range(first - 2, first + 2):
+    for min_tokens in range(first - 2, first + 1):
         [same], _ = outputs_with_right_drafts(engine, [replace(stop, min_tokens=min_tokens)])
         assert same.token_ids == request.token_ids
     [longer], _ = outputs_with_right_drafts(engine, [replace(stop, min_tokens=first + 3)])
