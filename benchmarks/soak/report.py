@@ -105,10 +105,10 @@ def _host(host: Mapping[str, tuple[float, float]]) -> Table:
 
 def _requests(tally: Tally) -> Table:
     table = Table("requests", title="Every answer, compared with the first one")
-    for column in ("right", "wrong", "failed"):
+    for column in ("right", "ties", "wrong", "failed"):
         table.add_column(column, justify="right")
     for name, counts in tally.kinds.items():
-        table.add_row(name, str(counts.num_right), str(counts.num_wrong), str(counts.num_failed))
+        table.add_row(name, str(counts.num_right), str(counts.num_ties), str(counts.num_wrong), str(counts.num_failed))
     return table
 
 
