@@ -68,7 +68,7 @@ class InstantEngine(EngineBase):
     def forward(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         self.latest = batch.sequences
         num_sequences = len(batch.sequences)
-        num_rows = num_sequences if batch.mode == "decode" else len(batch.sampled_sequences())
+        num_rows = num_sequences if batch.mode == "decode" else len(batch.sampled_rows())
         return InstantOutput(num_rows, num_sequences)
 
 

@@ -169,6 +169,7 @@ class StreamMoves:
         copied = TokenSequence(token_ids, move.num_tokens, handle.page_ids, table_id=handle.table_id)
         copy = PrefillJob(prefill, copied, handle, now_ns())
         self._going[key] = _Going(stream, copy, handle, writers, self._clock() + MAX_COPY_S)
+        stream.is_moving = True
         self._handover.begin(copy)
         return ""
 
@@ -198,6 +199,6 @@ class StreamMoves:
         """Every copy without a give-back ends here."""
         going = self._going.pop(key, None)
         if going is not None:
-            going.stream.is_leaving = False
+            going.stream.is_moving = going.stream.is_leaving = False
             self._handover.cancel(going.copy, reported=True)
             self._cache.release_pages(going.handle, after=going.copy.copies)

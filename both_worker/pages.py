@@ -54,7 +54,7 @@ class SharedPages(PromptPages):
         goes_elsewhere = self._goes_elsewhere(queued)
         ceiling = self.bound_elsewhere if goes_elsewhere else None
         # Reserve growth of running requests: otherwise a new request is given back for it.
-        num_reserved = 0 if is_move else self._decode.num_running
+        num_reserved = 0 if is_move else self._decode.num_reserved
         handle = self._lock(queued, num_reserved=num_reserved, ceiling=ceiling)
         if handle is not None:
             self._has_started = True

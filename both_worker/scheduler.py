@@ -104,7 +104,7 @@ class BothScheduler(Scheduler):
     def _launch_mixed(self, chunks: PromptChunks) -> bool:
         """Launches prompts and the next decode step together. Returns False if nothing decodes."""
         self._decode.settle()
-        step = self._decode.compose()
+        step = self._decode.compose(with_drafts=False)
         if step is None:
             return False
         chunks.joining_ids = [job.request_id for job in step.new_jobs]

@@ -3,10 +3,28 @@
 from dataclasses import dataclass
 
 from tandem.config import require, require_positive
+from tandem.decode_worker.drafters.table import DRAFTERS
+from tandem.options import option
+
+NO_SPECULATION = "off"
+# Drafts of n-grams where they are expected to gain time.
+AUTO_SPECULATION = "auto"
+AUTO_SOURCE = "ngram"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions:
+    speculation: str = option(
+        NO_SPECULATION,
+        "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
+        "those of ngram that are expected to gain time",
+        choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
+        detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeConfig:
+class DecodeConfig(DecodeOptions):
     """Options of the decode scheduler.
 
     Attributes:
@@ -15,7 +33,8 @@ class DecodeConfig:
         admit_grace_s: time for which a LeaseRequest waits for its Admit, and a restarted request's place is held.
         max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
         max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
-        overlap: launch a step before the previous tokens are known, on an asynchronous engine.
+        overlap: launch a step before the previous tokens are known, on an asynchronous engine without speculation.
+        itl_objective_s: expected time of a step with drafts of `auto` at most; 0 for no limit.
     """
 
     max_batch_size: int = 64
@@ -24,7 +43,9 @@ class DecodeConfig:
     max_overtaken: int = 8
     max_waiting: int = 1024
     overlap: bool = True
+    itl_objective_s: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s", "max_waiting")
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
+        DRAFTERS.check("speculation", self.speculation, besides=(NO_SPECULATION, AUTO_SPECULATION))

@@ -1,11 +1,31 @@
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.decode_worker.drafters.base import Drafter
+from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.kvcache.cache_manager import PageHandle
 from tandem.engine.token_sequence import TokenSequence
 from tandem.lifecycle import now_ns
 from tandem.messages import NO_HITS, Moment, TierHits
 from tandem.priority import virtual_arrival_ns
 from tandem.sampling_params import TokenLogprobs
+
+
+@dataclass(eq=False, slots=True)
+class JobDrafts:
+    """What drafting keeps for one request.
+
+    Attributes:
+        acceptance: chance of a draft behind an accepted one; unused without a policy.
+        proposed, proposed_at: the last proposal, computed or not, and the number of tokens before it.
+        matcher: None without a grammar, or before the first draft.
+    """
+
+    drafter: Drafter
+    acceptance: float
+    proposed: Sequence[int] = ()
+    proposed_at: int = 0
+    matcher: DraftMatcher | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -19,7 +39,11 @@ class DecodeJob:
         prefill_loaded: those at the prefill worker that a prefetch loaded.
         moments: moments not sent to the router.
         has_ended: tokens of steps in flight are dropped.
+        is_moving: its pages go ahead to another worker. It gets no drafts, so that it does not outgrow them.
         is_leaving: it gets no further step, because it moves once its tokens are known.
+        client: takes turns with other clients at the compilers of grammars.
+        drafts: None before the first draft.
+        num_drafted, num_accepted: tokens drafted in this attempt, and those that the sampler chose too.
     """
 
     request_id: str
@@ -37,7 +61,12 @@ class DecodeJob:
     prefill_loaded: TierHits = NO_HITS
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
+    is_moving: bool = False
     is_leaving: bool = False
+    client: str = ""
+    drafts: JobDrafts | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def queue_key(self) -> tuple[int, str]:
@@ -70,7 +99,34 @@ class DecodeJob:
         return sequence.sampling.finish_reason(sequence.token_ids[-1], self.num_outputs, sequence.stop_token_ids)
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Takes the token of a step without drafts."""
         self.sequence.num_pending -= 1
+        self._append(token_id, logprobs)
+
+    def take_drafted(self, sampled: Sequence[tuple[int, TokenLogprobs | None]]) -> int:
+        """Takes a step's tokens up to the first that differs from its draft.
+
+        Args:
+            sampled: the tokens behind the last one and behind each draft. No draft ends the output.
+
+        Returns:
+            The number of accepted drafts.
+        """
+        sequence = self.sequence
+        sequence.num_pending -= 1
+        drafts = sequence.draft_ids
+        num_accepted = 0
+        for token_id, logprobs in sampled:
+            self._append(token_id, logprobs)
+            if num_accepted == len(drafts) or token_id != drafts[num_accepted]:
+                break
+            num_accepted += 1
+        sequence.accept_drafts(num_accepted)
+        self.num_drafted += len(drafts)
+        self.num_accepted += num_accepted
+        return num_accepted
+
+    def _append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         self.sequence.token_ids.append(token_id)
         self.unsent.append(token_id)
         if logprobs is not None:

@@ -5,7 +5,9 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import AUTO_SOURCE, AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
@@ -58,7 +60,8 @@ class DecodeScheduler(ForwardScheduler):
     """Schedules the running requests, by age and priority, and the leases of future ones.
 
     On an asynchronous engine steps overlap: the next step is launched shortly before the running one ends, while the
-    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped.
+    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped. With
+    speculation no steps overlap: drafts follow known tokens.
     """
 
     def __init__(
@@ -84,7 +87,8 @@ class DecodeScheduler(ForwardScheduler):
         super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
         self._outbox = outbox
         self._config = config
-        self._overlaps = config.overlap and engine.is_asynchronous
+        self._drafting = self._new_drafting()
+        self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
         self._clock = clock
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
@@ -105,9 +109,23 @@ class DecodeScheduler(ForwardScheduler):
         self._num_given_back = 0
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
 
+    def _new_drafting(self) -> Drafting | None:
+        source = self._config.speculation
+        if source == NO_SPECULATION:
+            return None
+        if source != AUTO_SPECULATION:
+            return Drafting(source, self._engine, self._cache)
+        policy = DraftPolicy(self._timer, self._config.itl_objective_s)
+        return Drafting(AUTO_SOURCE, self._engine, self._cache, policy)
+
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_reserved(self) -> int:
+        """Pages left free for running requests to grow into."""
+        return len(self._running) if self._drafting is None else self._drafting.num_reserved(self._running)
 
     @property
     def _in_flight(self) -> DecodeStep | None:
@@ -119,7 +137,7 @@ class DecodeScheduler(ForwardScheduler):
 
     def answer_leases(self) -> None:
         """Grants leases, leaving each running request a page to grow."""
-        self._leases.answer_requests(num_reserved=len(self._running))
+        self._leases.answer_requests(self.num_reserved)
 
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
@@ -172,7 +190,7 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.start_arrived()
         self._recorder.lap("settle")
 
-    def compose(self) -> DecodeStep | None:
+    def compose(self, *, with_drafts: bool = True) -> DecodeStep | None:
         """Composes the next step, or None. Its jobs must not change before the launch."""
         # Growth goes before new leases.
         jobs = self._growth.grow(self._running)
@@ -185,6 +203,9 @@ class DecodeScheduler(ForwardScheduler):
             job.stamp(DECODE_STARTED)
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
+        if self._drafting is not None and with_drafts:
+            # Leases that wait for pages go before drafts.
+            self._drafting.draft(jobs, self._running, may_grow=not self._leases.num_waiting)
         self._recorder.lap("compose")
         return DecodeStep(jobs, new_jobs, self._in_flight, self._note_launched, self._collect)
 
@@ -231,6 +252,7 @@ class DecodeScheduler(ForwardScheduler):
             prefix_peer_tokens=hits.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
+            drafted=() if self._drafting is None else (self._drafting.counts,),
         )
 
     def adopt(
@@ -283,6 +305,7 @@ class DecodeScheduler(ForwardScheduler):
             prefill_cached_len=prefill_cached_len,
             prefill_loaded=prefill_loaded,
             moments=[*moments],
+            client=admit.client,
         )
         job.stamp(COMMITTED)
         # By age over all attempts and priority: the order of growth, whose first is never given back.
@@ -376,7 +399,7 @@ class DecodeScheduler(ForwardScheduler):
 
     def _note_launched(self, step: DecodeStep) -> None:
         num_context = sum([sequence.device_len for sequence in step.sequences])
-        self._timer.step_launched(len(step.jobs), num_context, is_mixed=step.is_mixed)
+        self._timer.step_launched(len(step.jobs) + step.num_drafted, num_context, is_mixed=step.is_mixed)
         if self._overlaps:
             self._pace.launched(self._timer.expected_s if step.is_mixed else None)
         if self._recorder.is_on:
@@ -408,6 +431,11 @@ class DecodeScheduler(ForwardScheduler):
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         going_on = step.collect()
+        new_jobs = set(step.new_jobs)
+        if self._drafting is not None:
+            self._drafting.accepted(step.num_accepted)
+            # The launch counted all drafts.
+            self._engine.counters.output_tokens_computed -= step.num_drafted - step.num_accepted
         self._timer.step_ended()
         self._recorder.look()
         for job in going_on:
@@ -416,7 +444,7 @@ class DecodeScheduler(ForwardScheduler):
                 self._end_job(job)
                 continue
             jobs.append(job)
-            if job.num_outputs == job.num_prior_outputs + 2:
+            if job in new_jobs:
                 job.stamp(SECOND_TOKEN)
                 self._outbox.to_router(Progress(job.request_id, job.attempt, job.take_moments()))
             if reason := job.finish_reason():
@@ -468,6 +496,8 @@ class DecodeScheduler(ForwardScheduler):
                 job.take_moments(),
                 job.prefill_cached_len,
                 job.prefill_loaded,
+                job.num_drafted,
+                job.num_accepted,
             )
         )
 

@@ -18,10 +18,13 @@ class DecodeStep(ForwardPart):
         new_jobs: jobs whose first step this is.
         output: output of the forward pass after the launch, with the jobs' rows first.
         is_mixed: whether the pass includes prompts.
+        num_drafted, num_accepted: drafts of the jobs; accepted ones are known after `collect`.
     """
 
     output: ForwardOutput
     is_mixed: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     def __init__(
         self,
@@ -44,11 +47,13 @@ class DecodeStep(ForwardPart):
         self._on_launch = on_launch
         self._on_end = on_end
         self._is_sampled = False
+        self._num_rows = [1 + len(sequence.draft_ids) for sequence in self.sequences]
+        self.num_drafted = sum(self._num_rows) - len(jobs)
 
     def begin(self) -> None:
         previous, self._previous = self._previous, None
         for sequence in self.sequences:
-            sequence.extend(1)
+            sequence.extend(1 + len(sequence.draft_ids))
         self.feed = previous.feed_of(self.jobs) if previous else None
 
     def launched(self, output: ForwardOutput, batch: Batch) -> None:
@@ -81,9 +86,15 @@ class DecodeStep(ForwardPart):
     def collect(self) -> list[DecodeJob]:
         """Waits for the tokens. Returns the jobs that have not ended."""
         going_on: list[DecodeJob] = []
-        sampled = islice(zip(self.output.token_ids(), self.output.logprobs(), strict=True), len(self.jobs))
-        for job, (token_id, logprobs) in zip(self.jobs, sampled, strict=True):
-            if not job.has_ended:
-                job.take(token_id, logprobs)
-                going_on.append(job)
+        sampled = zip(self.output.token_ids(), self.output.logprobs(), strict=True)
+        for job, num_rows in zip(self.jobs, self._num_rows, strict=True):
+            first = next(sampled)
+            behind_drafts = [*islice(sampled, num_rows - 1)] if num_rows > 1 else []
+            if job.has_ended:
+                continue
+            if behind_drafts:
+                self.num_accepted += job.take_drafted([first, *behind_drafts])
+            else:
+                job.take(*first)
+            going_on.append(job)
         return going_on

@@ -3,6 +3,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.batch import Batch
+from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.grammars import Constraint, Grammars, no_constraint
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.launch_list import ForwardPart, LaunchList
@@ -57,6 +58,10 @@ class EngineBase(ABC):
         if self.grammars is None:
             return no_constraint("this model keeps to no grammar: its tokenizer does not say which bytes tokens are")
         return self.grammars.constraint(grammar, output_ids, client)
+
+    def draft_matcher(self, grammar: str, client: str = "") -> DraftMatcher | None:
+        """Returns None if the model keeps to no grammar. Args: as for `constraint`."""
+        return None if self.grammars is None else self.grammars.draft_matcher(grammar, client)
 
     @property
     def is_asynchronous(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from tandem.engine.drafted_row import DraftedRow, SampledRow
 from tandem.engine.output import Feed
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
@@ -17,7 +18,7 @@ ForwardMode = Literal["prefill", "decode", "mixed"]
 class Batch:
     """Work of one forward pass: the tokens of each sequence from cached_len to device_len.
 
-    A decode batch has exactly one token a sequence. A mixed batch has decoded sequences first, then prompts.
+    A decode batch has one token a sequence, and its drafts. A mixed batch has decoded sequences first, then prompts.
 
     Attributes:
         feed: None if the host knows all tokens.
@@ -31,9 +32,10 @@ class Batch:
     def __post_init__(self) -> None:
         assert self.sequences and all(s.extend_len > 0 for s in self.sequences)
         assert (self.mode == "mixed") == (0 < self.num_mixed < len(self.sequences))
-        assert all(s.extend_len == 1 for s in self.decoded)
+        assert all(s.extend_len == 1 + len(s.draft_ids) for s in self.decoded)
         assert self.feed is None or len(self.feed.rows) == len(self.decoded)
         assert all(s.num_pending == (row >= 0) for s, row in zip(self.sequences, self._fed_rows(), strict=True))
+        assert self.feed is None or not self.num_drafts
 
     @classmethod
     def of(
@@ -69,6 +71,15 @@ class Batch:
         return sum(s.extend_len for s in self.sequences)
 
     @property
+    def num_drafts(self) -> int:
+        return sum(len(s.draft_ids) for s in self.decoded)
+
+    @property
+    def num_decoded_tokens(self) -> int:
+        """Tokens to compute of decoded sequences, drafts included. They come first."""
+        return len(self.decoded) + self.num_drafts
+
+    @property
     def scores_prompts(self) -> bool:
         return any(s.sampling.num_prompt_logprobs is not None for s in self.prompts)
 
@@ -82,6 +93,7 @@ class Batch:
         ids: list[int] = []
         for s in self.sequences:
             ids.extend([0] if s.num_pending else s.token_ids[s.cached_len : s.device_len])
+            ids.extend(s.draft_ids)
         return ids
 
     def input_ids(self, device: torch.device, fed_ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -108,12 +120,13 @@ class Batch:
         return to_device(positions, device)
 
     def logits_rows(self) -> list[int]:
+        """Returns the rows of the last tokens, and of the drafts behind them."""
         rows: list[int] = []
         end = 0
         for s in self.sequences:
             end += s.extend_len
             if s.needs_logits:
-                rows.append(end - 1)
+                rows.extend(range(end - 1 - len(s.draft_ids), end))
         return rows
 
     def pooled_rows(self) -> list[int]:
@@ -121,8 +134,14 @@ class Batch:
         ends = accumulate(s.extend_len for s in self.sequences)
         return [end - 1 for end, s in zip(ends, self.sequences, strict=True) if s.needs_embedding]
 
-    def sampled_sequences(self) -> list[TokenSequence]:
-        return [s for s in self.sequences if s.needs_logits]
+    def sampled_rows(self) -> list[SampledRow]:
+        """Returns what the sampler reads of each row of `logits_rows`."""
+        rows: list[SampledRow] = []
+        for s in self.sequences:
+            if s.needs_logits:
+                rows.append(s)
+                rows.extend(DraftedRow(s, num_drafts) for num_drafts in range(1, len(s.draft_ids) + 1))
+        return rows
 
     def _fed_rows(self) -> list[int]:
         rows = [*self.feed.rows] if self.feed else []

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandem.engine.drafted_row import SampledRow
 from tandem.engine.randomness import uniform
 from tandem.engine.rows import replace_rows, select_rows
-from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
 
 # Finer than float32, and two million tokens as likely as the first still fit into 63 bits.
@@ -55,7 +55,7 @@ class Draws:
     cuts: Sequence[_Cut]
 
     @classmethod
-    def of(cls, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> "Draws":
+    def of(cls, sequences: Sequence[SampledRow], vocab_size: int, device: torch.device) -> "Draws":
         rows = [row for row, sequence in enumerate(sequences) if not sequence.sampling.is_greedy]
         params = [sequences[row].sampling for row in rows]
         u = [uniform(sequences[row].sampling.seed, sequences[row].length) for row in rows]

@@ -9,6 +9,7 @@ import torch
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
+from tandem.engine.drafted_row import SampledRow
 from tandem.engine.embeddings import PooledPrompts, pool_prompts
 from tandem.engine.engine_outputs import (
     Computed,
@@ -30,7 +31,6 @@ from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.ranks.replay import ReplayedBatch
 from tandem.engine.rows import select_rows
 from tandem.engine.sampler import SamplerOutput, sample
-from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
 
 if TYPE_CHECKING:
@@ -189,20 +189,20 @@ class Engine(EngineBase):
             wanted = None if len(rows) == len(input_ids) else rows
             logits = self.model.forward(input_ids, positions, self._attention, wanted, meanwhile=meanwhile)
         newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
-        choose = self._choice(logits, batch.sampled_sequences(), newest_ids)
+        choose = self._choice(logits, batch.sampled_rows(), newest_ids)
         return Launched(choose, scored, pooled)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> Launched | None:
         output: GraphOutput | None = None
-        sequences = batch.sequences
+        sequences: Sequence[SampledRow] = batch.sequences
         if batch.mode == "decode" and self._graphs is not None:
             output = self._graphs.run(batch, fed_ids)
         elif batch.mode == "prefill" and self._prefill_graphs is not None:
             output = self._prefill_graphs.run(batch)
-            sequences = batch.sampled_sequences()
+            sequences = batch.sampled_rows()
         elif batch.mode == "mixed" and self._mixed_graphs is not None:
             output = self._mixed_graphs.run(batch, fed_ids)
-            sequences = batch.sampled_sequences()
+            sequences = batch.sampled_rows()
         if output is None:
             return None
         if all(s.needs_argmax_only for s in sequences):
@@ -219,7 +219,7 @@ class Engine(EngineBase):
         return None
 
     def _choice(
-        self, logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None
+        self, logits: torch.Tensor, sequences: Sequence[SampledRow], input_ids: torch.Tensor | None
     ) -> Callable[[], SamplerOutput]:
         if not self.model.samples:
             # Only part of the vocabulary is here.

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from llguidance import LLMatcher
 
+# The router refuses grammars that need more than 128 MiB or a second to compile.
+MAX_NUM_KEPT = 64
+MAX_BYTES_KEPT = 2**21
 NUM_THREADS = 2
 # A new grammar of another client finds a thread at once.
 MAX_PER_CLIENT = NUM_THREADS - 1
@@ -94,6 +97,32 @@ class GrammarCompilers:
             self._waiting.move_to_end(client)
         else:
             del self._waiting[client]
+
+
+class KeptGrammars:
+    """The latest compiled grammars, by text."""
+
+    def __init__(self, compilers: GrammarCompilers) -> None:
+        self._compilers = compilers
+        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+
+    def get(self, text: str, client: str) -> CompiledGrammar:
+        """Returns the grammar, which may still be waiting for the client's turn."""
+        compiled = self._kept.get(text)
+        if compiled is None:
+            compiled = self._kept[text] = CompiledGrammar(text)
+            while len(self._kept) > 1 and (
+                len(self._kept) > MAX_NUM_KEPT or sum(map(len, self._kept)) > MAX_BYTES_KEPT
+            ):
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(text)
+        self._compilers.submit(compiled, client)
+        return compiled
+
+    def drop(self, compiled: CompiledGrammar) -> None:
+        """Forgets a grammar whose outputs have used up its limits, unless it is forgotten already."""
+        if self._kept.get(compiled.text) is compiled:
+            del self._kept[compiled.text]
 
 
 def _has_begun(grammar: CompiledGrammar) -> bool:

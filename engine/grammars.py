@@ -7,7 +7,6 @@ and the output so far, so they agree on all workers and in all attempts.
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-from tandem.engine.grammar_compilers import CompiledGrammar, GrammarCompilers
+from tandem.engine.grammar_compilers import CompiledGrammar, GrammarCompilers, KeptGrammars
+from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.grammar_follower import LEFT, GrammarFollower, ParallelMatchers
 from tandem.grammar_limits import (
     LIMITS,
@@ -29,9 +29,6 @@ from tandem.grammar_limits import (
 
 logger = logging.getLogger(__name__)
 
-# The router refuses grammars that need more than 128 MiB or a second to compile.
-MAX_NUM_KEPT = 64
-MAX_BYTES_KEPT = 2**21
 NUM_MASK_THREADS = 4
 WORD_BITS = 32
 # If a step's masks take longer, its tokens are consumed in parallel and without the GIL, which takes 40 us.
@@ -113,7 +110,8 @@ class Grammars:
         self._last_masks_s = 0.0
         self._follower = GrammarFollower(self._failed_matcher, self._num_words)
         self._compilers = GrammarCompilers(self._compile)
-        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._kept = KeptGrammars(self._compilers)
+        self._kept_for_drafts = KeptGrammars(self._compilers)
 
     @classmethod
     def of_model(cls, model_dir: Path, vocab_size: int) -> "Grammars | None":
@@ -134,20 +132,15 @@ class Grammars:
             output_ids: output of earlier attempts; it is followed on other threads.
             client: takes turns with other clients at the compilers.
         """
-        compiled = self._kept.get(grammar)
-        if compiled is None:
-            compiled = self._kept[grammar] = CompiledGrammar(grammar)
-            while len(self._kept) > 1 and (
-                len(self._kept) > MAX_NUM_KEPT or sum(map(len, self._kept)) > MAX_BYTES_KEPT
-            ):
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
-        self._compilers.submit(compiled, client)
-        constraint = Constraint(compiled)
+        constraint = Constraint(self._kept.get(grammar, client))
         if output_ids:
             constraint.fall_behind()
             self._follower.begin(constraint, output_ids)
         return constraint
+
+    def draft_matcher(self, grammar: str, client: str = "") -> DraftMatcher:
+        """Args: client: as for `constraint`."""
+        return DraftMatcher(self._kept_for_drafts.get(grammar, client), self._tokenizer.eos_tokens, self._num_words)
 
     def follow(self, outputs: Sequence[tuple[Constraint, Sequence[int], int]]) -> None:
         """Consumes the tokens that are new since the last masks.
@@ -199,8 +192,7 @@ class Grammars:
                 constraint.fail("nothing may follow")
             if constraint.error:
                 masks[row] = -1
-                if self._kept.get(constraint.compiled.text) is constraint.compiled:
-                    del self._kept[constraint.compiled.text]
+                self._kept.drop(constraint.compiled)
         return masks
 
     def _make_one_by_one(

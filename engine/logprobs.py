@@ -4,8 +4,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandem.engine.drafted_row import SampledRow
 from tandem.engine.rows import replace_rows, select_rows
-from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, to_device
 from tandem.sampling_params import TokenLogprobs, TopLogprob
 
@@ -38,7 +38,7 @@ class SampledLogprobs:
 
 
 def gather_logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, sequences: Sequence[TokenSequence]
+    logits: torch.Tensor, token_ids: torch.Tensor, sequences: Sequence[SampledRow]
 ) -> SampledLogprobs | None:
     """Computes the log softmax of the model's own logits for the rows that ask.
 

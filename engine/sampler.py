@@ -26,11 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandem.engine.drafted_row import SampledRow
 from tandem.engine.draws import Draws, draw
 from tandem.engine.grammars import WORD_BITS, Constraint, Grammars
 from tandem.engine.logprobs import SampledLogprobs, gather_logprobs
 from tandem.engine.rows import replace_rows, select_rows
-from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
 
 
@@ -47,7 +47,7 @@ class SamplerOutput:
 
 def sample(
     logits: torch.Tensor,
-    sequences: Sequence[TokenSequence],
+    sequences: Sequence[SampledRow],
     input_ids: torch.Tensor | None = None,
     grammars: Grammars | None = None,
 ) -> SamplerOutput:
@@ -73,13 +73,13 @@ def sample(
 
 
 def process_logits(
-    logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None = None
+    logits: torch.Tensor, sequences: Sequence[SampledRow], input_ids: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Steps 1 to 3, also for greedy rows, on a copy if anything changes."""
     return _penalize(_add_bias(logits, sequences), sequences, input_ids)
 
 
-def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: Grammars | None) -> torch.Tensor:
+def _allow(logits: torch.Tensor, sequences: Sequence[SampledRow], grammars: Grammars | None) -> torch.Tensor:
     """Step 0, grammars and allowed tokens. No row has both."""
     rows = [row for row, s in enumerate(sequences) if s.constraint is not None or s.allowed is not None]
     if not rows:
@@ -108,7 +108,7 @@ def _allow(logits: torch.Tensor, sequences: Sequence[TokenSequence], grammars: G
     return replace_rows(logits, on_device, select_rows(logits, on_device).masked_fill(is_forbidden, -torch.inf))
 
 
-def _go_on(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+def _go_on(logits: torch.Tensor, sequences: Sequence[SampledRow]) -> torch.Tensor:
     """Step 0, min_tokens."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.must_go_on]
     if not rows:
@@ -123,7 +123,7 @@ def _go_on(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Te
     return replace_rows(logits, on_device, torch.where(may_go_on, without_ends, x))
 
 
-def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+def _add_bias(logits: torch.Tensor, sequences: Sequence[SampledRow]) -> torch.Tensor:
     """Step 1."""
     biased = [(row, s.bias) for row, s in enumerate(sequences) if s.bias is not None]
     if not biased:
@@ -139,7 +139,7 @@ def _add_bias(logits: torch.Tensor, sequences: Sequence[TokenSequence]) -> torch
     return logits
 
 
-def _penalize(logits: torch.Tensor, sequences: Sequence[TokenSequence], input_ids: torch.Tensor | None) -> torch.Tensor:
+def _penalize(logits: torch.Tensor, sequences: Sequence[SampledRow], input_ids: torch.Tensor | None) -> torch.Tensor:
     """Steps 2 and 3."""
     rows = [row for row, sequence in enumerate(sequences) if sequence.sampling.has_penalties]
     if not rows:

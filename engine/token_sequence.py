@@ -47,6 +47,9 @@ class TokenSequence:
     With overlap scheduling the host may not know the newest token, sampled on the device. Then `num_pending` is 1, and
     the sequence is one longer than token_ids.
 
+    With speculation a forward pass also computes drafts behind the last token. They are part of no length but
+    device_len, and only until `complete_extend`. `accept_drafts` then says how many the sampler chose too.
+
     Attributes:
         token_ids: prompt and output so far.
         prompt_len: tokens of the client's prompt.
@@ -57,6 +60,8 @@ class TokenSequence:
         num_pending: sampled tokens, or tokens being sampled, that are not in token_ids yet.
         allowed: the tokens that may be chosen, as `bits_of`; None: all.
         embedding: set for a prompt that is embedded and has no output.
+        draft_ids: tokens that may follow the last one, of the next or current forward pass.
+        draft_masks: with a constraint, the tokens allowed behind each draft, as `bits_of`.
     """
 
     token_ids: list[int]
@@ -69,6 +74,8 @@ class TokenSequence:
     constraint: Constraint | None = None
     table_id: int = NO_TABLE
     embedding: EmbeddingParams | None = None
+    draft_ids: Sequence[int] = field(default=(), init=False)
+    draft_masks: Sequence["np.ndarray[Any, np.dtype[np.int32]]"] = field(default=(), init=False, repr=False)
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
     allowed: "np.ndarray[Any, np.dtype[np.int32]] | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
@@ -95,8 +102,12 @@ class TokenSequence:
 
     @property
     def must_go_on(self) -> bool:
+        return self.must_go_on_at(self.length)
+
+    def must_go_on_at(self, length: int) -> bool:
+        """Returns whether the token at this index must not end the output."""
         min_tokens = self.sampling.min_tokens
-        return min_tokens > 0 and self.length - self.prompt_len < min_tokens and bool(self.stop_token_ids)
+        return min_tokens > 0 and length - self.prompt_len < min_tokens and bool(self.stop_token_ids)
 
     @property
     def needs_argmax_only(self) -> bool:
@@ -108,13 +119,13 @@ class TokenSequence:
 
     @property
     def remaining_len(self) -> int:
-        """Tokens that no forward pass has been asked to compute."""
-        return self.length - self.device_len
+        """Tokens, drafts included, that no forward pass has been asked to compute."""
+        return self.length + len(self.draft_ids) - self.device_len
 
     @property
     def needs_logits(self) -> bool:
         """True if the current forward pass reaches the last token, and samples the next."""
-        return self.device_len == self.length and self.embedding is None
+        return self.device_len == self.length + len(self.draft_ids) and self.embedding is None
 
     @property
     def needs_embedding(self) -> bool:
@@ -126,4 +137,11 @@ class TokenSequence:
         self.device_len += num_tokens
 
     def complete_extend(self) -> None:
+        self.device_len -= len(self.draft_ids)
         self.cached_len = self.device_len
+
+    def accept_drafts(self, num_accepted: int) -> None:
+        """Counts the first drafts' KV as the sequence's own and forgets all drafts."""
+        self.cached_len += num_accepted
+        self.device_len = self.cached_len
+        self.draft_ids = self.draft_masks = ()

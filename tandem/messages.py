@@ -112,6 +112,21 @@ NO_HITS = TierHits()
 
 
 @dataclass(frozen=True, slots=True)
+class Drafted:
+    """Drafts of one source since the worker's start.
+
+    Attributes:
+        num_proposals: drafted sequences of tokens.
+        num_tokens, num_accepted: tokens in them, and those that the sampler chose too.
+    """
+
+    source: str
+    num_proposals: int
+    num_tokens: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """Gauges of one worker, and counters since its start.
 
@@ -127,6 +142,7 @@ class WorkerStats:
         num_leases_expired: granted leases that no prefill worker filled in time.
         load_token_s: seconds to load a token's KV from each tier of the page store (tandem.pagestore.messages), assumed
             before the first measurement; 0.0 for a tier that it lacks; empty without a store.
+        drafted: by source; empty without speculation.
     """
 
     num_queued: int = 0
@@ -148,6 +164,7 @@ class WorkerStats:
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
     load_token_s: tuple[float, ...] = ()
+    drafted: tuple[Drafted, ...] = ()
 
     @property
     def prefix_loaded(self) -> TierHits:
@@ -301,6 +318,7 @@ class Finished:
         num_output_tokens: length of the whole output, over all attempts.
         cached_len: leading tokens already in the decode worker's cache.
         prefill_cached_len, prefill_loaded: FirstToken's cached_len and loaded, because this message may arrive first.
+        num_drafted, num_accepted: drafts of this attempt, in tokens, and those that the sampler chose too.
     """
 
     request_id: str
@@ -312,6 +330,8 @@ class Finished:
     moments: tuple[Moment, ...] = ()
     prefill_cached_len: int = 0
     prefill_loaded: TierHits = NO_HITS
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

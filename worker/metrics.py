@@ -1,6 +1,6 @@
 """Prometheus metrics of a worker, listed in docs/metrics.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from tandem.engine.expert_balance import BOUNDS, ExpertBalance
-from tandem.messages import ForwardTimes, Heartbeat
+from tandem.messages import Drafted, ForwardTimes, Heartbeat
 from tandem.process_metrics import process_registry
 
 
@@ -76,6 +76,7 @@ class WorkerCollector(Collector):
         yield self._counter("given_back", "Running requests given back for lack of pages.", stats.num_given_back)
         yield self._counter("leases_expired", "Granted leases that expired.", stats.num_leases_expired)
         yield from self._forward_times(stats.forward_times)
+        yield from self._drafts(stats.drafted)
         if self._experts is not None:
             yield from self._balance(self._experts)
         labels = ("transport", "worker")
@@ -93,6 +94,22 @@ class WorkerCollector(Collector):
         yield shipped_pages
         yield shipped_bytes
         yield copying
+
+    def _drafts(self, drafted: Sequence[Drafted]) -> Iterator[Metric]:
+        labels = ("role", "worker", "source")
+        drafts = CounterMetricFamily("tandem_drafts", "Drafts checked in decode steps.", labels=labels)
+        tokens = CounterMetricFamily("tandem_drafted_tokens", "Tokens of these drafts.", labels=labels)
+        accepted = CounterMetricFamily(
+            "tandem_accepted_tokens", "Those of tandem_drafted_tokens that the sampler chose too.", labels=labels
+        )
+        for one in drafted:
+            key = (self._role, self._worker_id, one.source)
+            drafts.add_metric(key, one.num_proposals)
+            tokens.add_metric(key, one.num_tokens)
+            accepted.add_metric(key, one.num_accepted)
+        yield drafts
+        yield tokens
+        yield accepted
 
     def _forward_times(self, times: ForwardTimes) -> Iterator[Metric]:
         family = GaugeMetricFamily(

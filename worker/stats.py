@@ -7,7 +7,9 @@ from tandem.messages import WorkerStats
 from tandem.worker.forward_timer import ForwardTimer
 
 # All other fields are counts and are summed, so a scheduler's new counter needs no change here.
-_COUNTS = tuple(f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times", "load_token_s"))
+_COUNTS = tuple(
+    f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times", "load_token_s", "drafted")
+)
 _counts_of = attrgetter(*_COUNTS)
 
 
@@ -26,6 +28,7 @@ def worker_stats(engine: EngineBase, cache: CacheManager, timer: ForwardTimer, *
     return WorkerStats(
         **dict(zip(_COUNTS, map(sum, counts), strict=True)),
         shipped=tuple(s for part in own for s in part.shipped),
+        drafted=tuple(d for part in own for d in part.drafted),
         forward_times=timer.times(),
         # Known above the schedulers (tandem.pagestore.client.tiered_scheduler).
         load_token_s=(),

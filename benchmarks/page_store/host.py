@@ -133,7 +133,7 @@ class _TimedEngine(EngineBase):
         seconds = _STEP_S + _TOKEN_S * batch.num_prompt_tokens()
         self._free_at = began + seconds
         self.counters.count(batch)
-        num_rows = len(batch.sequences) if batch.mode == "decode" else len(batch.sampled_sequences())
+        num_rows = len(batch.sequences) if batch.mode == "decode" else len(batch.sampled_rows())
         return _TimedOutput(self._clock, began, seconds, num_rows, len(batch.sequences))
 
 

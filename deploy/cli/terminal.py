@@ -169,9 +169,11 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
     why = f" ({handover.placement_reason})" if handover.placement_reason else ""
     if handover.estimated_ttft_ms:
         why += f", first token expected {handover.estimated_ttft_ms:.1f} ms after the choice"
+    accepted = f", {handover.accepted_tokens} of {handover.drafted_tokens} drafts accepted"
+    speculated = accepted if handover.drafted_tokens else ""
     console.print(
         f"[dim]{usage.prompt_tokens} prompt tokens ({num_pages} pages of {size}), "
-        f"{usage.completion_tokens} output tokens{stored}[/]\n"
+        f"{usage.completion_tokens} output tokens{speculated}{stored}[/]\n"
         f"[dim]{handover.prefill_worker}:[/] {handover.prefill_cached_tokens} tokens found in its radix cache, "
         f"{handover.pages_computed} pages computed\n"
         f"[dim]{handover.decode_worker}:[/] {handover.decode_cached_tokens} tokens found in its radix cache, "

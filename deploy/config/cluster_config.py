@@ -19,7 +19,7 @@ from tandem.config import (
     require,
     require_one_of,
 )
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
@@ -206,6 +206,15 @@ class ClusterConfig(ClusterOptions):
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
         self._check_ranks()
+        if self.speculation != NO_SPECULATION:
+            require(
+                self.device == "cpu",
+                f"speculation {self.speculation} is for device cpu until its GPU kernels are there: leave it out",
+            )
+            require(
+                self.max_degree == 1,
+                f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
+            )
 
     def _check_bounds(self) -> None:
         for kind, bounds in self.bounds.items():
@@ -471,7 +480,12 @@ class ClusterConfig(ClusterOptions):
             },
         )
         prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
-        decode = {"max_batch_size": max_batch_size, "overlap": overlap}
+        itl_objective_s = self.itl_objective_ms / 1e3
+        decode = _values(self, DecodeOptions) | {
+            "max_batch_size": max_batch_size,
+            "overlap": overlap,
+            "itl_objective_s": itl_objective_s,
+        }
         is_auto = self.transport == transports.AUTO
         candidates = transports.TRANSPORTS.for_device(self.device) if is_auto else (self.transport,)
         return WorkerPlan(
@@ -480,7 +494,7 @@ class ClusterConfig(ClusterOptions):
             _configured(DecodeConfig, decode),
             _configured(LinkConfig, {"transports": candidates}),
             has_links=role != "both" or self.most("any") > 0,
-            itl_objective_s=self.itl_objective_ms / 1e3,
+            itl_objective_s=itl_objective_s,
             spans_nodes=self.spans_nodes,
             interface=self.interface,
         )

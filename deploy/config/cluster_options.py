@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass
 from typing import NamedTuple
 
 from tandem.config import LOG_LEVELS, SERVER_NAME, LogConfig, TlsConfig, default_of
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import DecodeConfig, DecodeOptions
 from tandem.deploy.config.node_choice import HOST, PLACEMENT_STRATEGIES
 from tandem.deploy.config.options import options_of
 from tandem.engine.config import DTYPES, EngineConfig, EngineOptions
@@ -53,6 +53,7 @@ GROUPS = {
         "max_batch_size",
         "mixed_steps",
         "disable_overlap_schedule",
+        "speculation",
         "schedule",
         "eviction",
         "store_memory",
@@ -139,7 +140,7 @@ def _transports_for(device: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterOptions(PrefillOptions, EngineOptions, RouterOptions):
+class ClusterOptions(PrefillOptions, DecodeOptions, EngineOptions, RouterOptions):
     """All options; ClusterConfig checks their values.
 
     Each package declares the options that its processes take as given. The launcher interprets the options here.

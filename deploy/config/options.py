@@ -72,7 +72,8 @@ class Option:
             return self._parse_count(value)
         if self.type is float and type(value) is int:
             return float(value)
-        if type(value) is bool and set(_SWITCHED) <= set(self.choices):
+        # YAML reads these words as booleans.
+        if type(value) is bool and _SWITCHED[value] in self.choices:
             return _SWITCHED[value]
         if type(value) is not self.type:
             raise ValueError(f"{self.name} must be {_KINDS[self.type]}, not {kind_of(value)}")

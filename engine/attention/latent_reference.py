@@ -65,7 +65,7 @@ class LatentReferenceAttention(LatentBackend):
         if batch.decoded:
             self._decode = self._rows.of_batch(batch.decoded)
             written.append(self._decode.written)
-        start = len(batch.decoded)
+        start = batch.num_decoded_tokens
         for s in batch.prompts:
             rows = self._rows.of_sequence(s)
             written.append(rows[s.cached_len :])
@@ -88,7 +88,7 @@ class LatentReferenceAttention(LatentBackend):
         self._pool_rows.index_copy_(0, self._write_rows + layer * layout.page_size, written)
         parts = []
         if self._decode is not None:
-            num_decoded = len(self._decode.rows)
+            num_decoded = len(self._decode.written)
             parts.append(self._run_decode(self._decode, q_nope[:num_decoded], q_rope[:num_decoded], heads, layer))
         for prefill in self._prefills:
             tokens = slice(prefill.start, prefill.end)
@@ -98,18 +98,21 @@ class LatentReferenceAttention(LatentBackend):
     def _run_decode(
         self, plan: BatchRows, q_nope: torch.Tensor, q_rope: torch.Tensor, heads: LatentHeads, layer: int
     ) -> torch.Tensor:
-        absorbed = torch.matmul(q_nope.transpose(0, 1), heads.keys).transpose(0, 1)  # (batch, num_heads, kv_rank)
+        absorbed = torch.matmul(q_nope.transpose(0, 1), heads.keys).transpose(0, 1)  # (num_tokens, num_heads, kv_rank)
         gathered = self._gathered(plan.rows.flatten(), layer).unflatten(0, plan.rows.shape)[:, None]
         # Heads take the place of queries: all read the same latents. Values are the latents, and the rotated part is
         # computed in vain, because torch wants keys and values of one size.
+        queries = plan.pad(torch.cat((absorbed, q_rope), dim=-1))
+        mask = plan.mask if plan.queries is None else plan.mask.repeat_interleave(queries.shape[2], dim=1)
         out = F.scaled_dot_product_attention(
-            torch.cat((absorbed, q_rope), dim=-1)[:, None],  # (batch, 1, num_heads, kv_rank + rope_dim)
+            queries.flatten(1, 2)[:, None],  # (batch, 1, num_queries * num_heads, kv_rank + rope_dim)
             gathered,
             gathered,
-            attn_mask=plan.mask[:, None, None, :],
+            attn_mask=mask[:, None],
             scale=heads.scale,
         )
-        latents = out[:, 0, :, : self._layout.kv_rank].transpose(0, 1)  # (num_heads, batch, kv_rank)
+        # (num_heads, num_tokens, kv_rank).
+        latents = plan.unpad(out[:, 0].unflatten(1, queries.shape[1:3]))[..., : self._layout.kv_rank].transpose(0, 1)
         return torch.matmul(latents, heads.values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
     def _run_prefill(self, plan: _Prefill, q: torch.Tensor, heads: LatentHeads, layer: int) -> torch.Tensor:

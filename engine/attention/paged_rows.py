@@ -1,6 +1,7 @@
 """Places of tokens in a pool that is viewed as rows of one token in one layer."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -9,18 +10,40 @@ from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.token_sequence import TokenSequence
 
 
+class Queries(NamedTuple):
+    """Places of a decode step's new tokens, if sequences have several, with all padded to the most.
+
+    Attributes:
+        tokens: (batch, num_queries) int64, indices of new tokens; padding repeats a sequence's last.
+        places: (num_tokens,) int64, indices in the flattened `tokens`.
+    """
+
+    tokens: torch.Tensor
+    places: torch.Tensor
+
+
 class BatchRows(NamedTuple):
     """Rows of a decode step, padded to the longest sequence.
 
     Attributes:
         rows: (batch, kv_len) int64, layer 0's; padding repeats token 0.
-        mask: (batch, kv_len), added to scores: -inf for padding.
-        written: (batch,) int64, rows of the new tokens.
+        mask: (batch, num_queries, kv_len), added to scores: -inf for padding and for later tokens.
+        written: (num_tokens,) int64, rows of the new tokens.
+        queries: None if each sequence has one new token.
     """
 
     rows: torch.Tensor
     mask: torch.Tensor
     written: torch.Tensor
+    queries: Queries | None
+
+    def pad(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns (batch, num_queries, ...). Args: x: (num_tokens, ...)."""
+        return x[:, None] if self.queries is None else x[self.queries.tokens]
+
+    def unpad(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns (num_tokens, ...). Args: x: (batch, num_queries, ...)."""
+        return x[:, 0] if self.queries is None else x.flatten(0, 1)[self.queries.places]
 
 
 class PagedRows:
@@ -47,8 +70,25 @@ class PagedRows:
         rows = self._of_pages(padded)[:, :kv_len]
         valid = torch.arange(kv_len, device=self._device) < lengths  # (batch, kv_len)
         rows = torch.where(valid, rows, rows[:, :1])
-        mask = torch.zeros_like(rows, dtype=self._dtype).masked_fill_(~valid, float("-inf"))
-        return BatchRows(rows, mask, rows.gather(1, lengths - 1).flatten())
+        mask = torch.zeros_like(rows, dtype=self._dtype).masked_fill_(~valid, float("-inf"))[:, None]
+        if all(s.extend_len == 1 for s in sequences):
+            return BatchRows(rows, mask, rows.gather(1, lengths - 1).flatten(), None)
+        return self._with_drafts(sequences, rows, mask)
+
+    def _with_drafts(self, sequences: Sequence[TokenSequence], rows: torch.Tensor, mask: torch.Tensor) -> BatchRows:
+        num_new = [s.extend_len for s in sequences]
+        num_queries = max(num_new)
+        firsts = [0, *accumulate(num_new[:-1])]
+        last = torch.tensor(num_new, device=self._device)[:, None] - 1  # (batch, 1)
+        # Padding takes the place of the last new token.
+        number = torch.arange(num_queries, device=self._device).minimum(last)  # (batch, num_queries)
+        positions = number + torch.tensor([[s.cached_len] for s in sequences], device=self._device)
+        is_later = torch.arange(rows.shape[1], device=self._device) > positions[..., None]
+        places = [i * num_queries + j for i, num in enumerate(num_new) for j in range(num)]
+        at = torch.tensor(places, device=self._device)
+        queries = Queries(number + torch.tensor(firsts, device=self._device)[:, None], at)
+        causal = mask.masked_fill(is_later, float("-inf"))
+        return BatchRows(rows, causal, rows.gather(1, positions).flatten()[at], queries)
 
     def causal_mask(self, s: TokenSequence) -> torch.Tensor | None:
         """Returns (extend_len, device_len), added to scores: lower-right causal. None without a prefix: torch has that

@@ -21,13 +21,17 @@ class _Decode(NamedTuple):
 
     Attributes:
         rows: (2 * batch * kv_len,) int64, layer 0's rows of keys, then of values; padding repeats token 0.
-        mask: (batch, 1, 1, kv_len), added to scores: -inf for padding.
+        mask: (batch, 1, 1 or num_queries * group, kv_len), added to scores: -inf for padding and for later tokens.
         gathered: (2 * batch * kv_len, num_kv_heads * head_dim), shared by layers.
+        num_tokens: new tokens of all sequences.
+        of_batch: their places.
     """
 
     rows: torch.Tensor
     mask: torch.Tensor
     gathered: torch.Tensor
+    num_tokens: int
+    of_batch: BatchRows
 
 
 class _Prefill(NamedTuple):
@@ -89,7 +93,7 @@ class ReferenceAttention(HeadBackend):
             of_batch = self._rows.of_batch(batch.decoded)
             written.append(of_batch.written)
             self._decode = self._plan_decode(of_batch)
-        start = len(batch.decoded)
+        start = batch.num_decoded_tokens
         for s in batch.prompts:
             rows = self._rows.of_sequence(s)
             written.append(rows[s.cached_len :])
@@ -118,22 +122,30 @@ class ReferenceAttention(HeadBackend):
         self._pool_rows.index_copy_(0, self._write_rows + self._offset(layer), torch.cat((k, v)).flatten(1))
         if self._decode is None:
             return torch.cat([self._run_prefill(prefill, q, layer) for prefill in self._prefills])
-        decoded = self._run_decode(self._decode, q[: len(self._decode.mask)], layer)
+        decoded = self._run_decode(self._decode, q[: self._decode.num_tokens], layer)
         if not self._prefills:
             return decoded
         return torch.cat([decoded, *(self._run_prefill(prefill, q, layer) for prefill in self._prefills)])
 
     def _plan_decode(self, planned: BatchRows) -> _Decode:
         gathered = self._pool_rows.new_empty(2 * planned.rows.numel(), self._pool_rows.shape[1])
-        return _Decode(self._with_values(planned.rows.flatten()), planned.mask[:, None, None, :], gathered)
+        mask = planned.mask
+        if planned.queries is not None:
+            mask = mask.repeat_interleave(self._num_q_heads // self._layout.num_kv_heads, dim=1)
+        rows = self._with_values(planned.rows.flatten())
+        return _Decode(rows, mask[:, None], gathered, len(planned.written), planned)
 
     def _run_decode(self, plan: _Decode, q: torch.Tensor, layer: int) -> torch.Tensor:
         torch.index_select(self._pool_rows, 0, plan.rows + self._offset(layer), out=plan.gathered)
-        keys, values = self._split_heads(self._numbers(plan.gathered, layer), len(q))
+        keys, values = self._split_heads(self._numbers(plan.gathered, layer), len(plan.mask))
         # Query heads of a group take the place of queries, so torch reads each key and value once per group: on a CPU a
         # quarter faster than enable_gqa.
-        grouped = q.unflatten(1, (self._layout.num_kv_heads, -1))  # (batch, num_kv_heads, group, head_dim)
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask).flatten(1)
+        grouped = q.unflatten(1, (self._layout.num_kv_heads, -1))  # (num_tokens, num_kv_heads, group, head_dim)
+        if plan.of_batch.queries is None:
+            return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=plan.mask).flatten(1)
+        padded = plan.of_batch.pad(grouped).transpose(1, 2)  # (batch, num_kv_heads, num_queries, group, head_dim)
+        out = F.scaled_dot_product_attention(padded.flatten(2, 3), keys, values, attn_mask=plan.mask)
+        return plan.of_batch.unpad(out.unflatten(2, padded.shape[2:4]).transpose(1, 2)).flatten(1)
 
     def _run_prefill(self, plan: _Prefill, q: torch.Tensor, layer: int) -> torch.Tensor:
         gathered = self._pool_rows.index_select(0, plan.rows + self._offset(layer))

@@ -274,6 +274,22 @@ class CacheManager:
         handle.page_ids.extend(self._take(missing))
         return True
 
+    def grow_into_free_pages(self, handle: PageHandle, num_tokens: int, *, num_reserved: int) -> int:
+        """Adds private pages for up to `num_tokens` tokens. Evicts nothing.
+
+        Args:
+            num_reserved: free or evictable pages to leave.
+
+        Returns:
+            The tokens that the handle's pages hold.
+        """
+        assert handle.table_id in self._handles and not handle.leased and handle.ceiling is None
+        missing = self.num_pages_for(num_tokens) - len(handle.page_ids)
+        num_pages = min(missing, self.num_free_pages, self.num_available_pages - num_reserved)
+        if num_pages > 0:
+            handle.page_ids.extend(self._allocator.allocate(num_pages))
+        return len(handle.page_ids) * self.page_size
+
     def commit_lease(self, handle: PageHandle) -> None:
         """Locks a lease's pages after the other worker's last write."""
         assert handle.leased

@@ -108,6 +108,8 @@ def _last_response(request_id: str, piece: Piece, generation: Generation) -> pb.
             placement_reason=placed.reason if placed else "",
             estimated_ttft_ms=placed.ttft_ms if placed else 0.0,
             estimated_itl_ms=placed.itl_ms if placed else 0.0,
+            drafted_tokens=tracker.num_drafted,
+            accepted_tokens=tracker.num_accepted,
         ),
     )
     # Adding phases in place takes half the time of copying them.

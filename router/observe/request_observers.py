@@ -114,6 +114,8 @@ def record_request(recorder: Recorder, report: RequestReport) -> None:
             "num_output_tokens": report.num_output_tokens,
             "attempts": report.num_attempts,
             "pages_shipped": tracker.num_pages_shipped,
+            "num_drafted_tokens": tracker.num_drafted,
+            "num_accepted_tokens": tracker.num_accepted,
         },
     )
 

@@ -91,6 +91,8 @@ class RequestTracker:
     decode_cached_len: int = 0
     num_pages_computed: int = 0
     num_pages_shipped: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     moments: dict[str, int] = field(init=False)
     clock_uncertainty_ns: int = 0
     # Tokens that have overtaken an earlier one, by index.
@@ -145,6 +147,7 @@ class RequestTracker:
         self.decode_worker_id = decode_worker_id
         self.prefill_cached_len = self.decode_cached_len = 0
         self.num_pages_computed = self.num_pages_shipped = 0
+        self.num_drafted = self.num_accepted = 0
         self.has_first_token = self.decode_has_spoken = False
         output_ids = tuple(self.output_ids)
         without = self.sampling.without_prompt_logprobs()
@@ -283,6 +286,7 @@ class RequestTracker:
             # The decode worker may report before the prefill worker.
             self._take_prefill_hits(message.prefill_cached_len, message.prefill_loaded)
         self.num_pages_shipped = message.num_pages_shipped
+        self.num_drafted, self.num_accepted = message.num_drafted, message.num_accepted
         self._announced_end = (message.num_output_tokens, message.finish_reason)
         self._finish_if_complete()
 

@@ -274,7 +274,7 @@ class Phase(_message.Message):
     def __init__(self, name: _Optional[str] = ..., start_ms: _Optional[float] = ..., duration_ms: _Optional[float] = ..., on_critical_path: _Optional[bool] = ...) -> None: ...
 
 class HandoverSummary(_message.Message):
-    __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped", "placement", "placement_reason", "estimated_ttft_ms", "estimated_itl_ms")
+    __slots__ = ("prefill_worker", "decode_worker", "attempts", "page_size", "prefill_cached_tokens", "decode_cached_tokens", "pages_computed", "pages_shipped", "placement", "placement_reason", "estimated_ttft_ms", "estimated_itl_ms", "drafted_tokens", "accepted_tokens")
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
     DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +287,8 @@ class HandoverSummary(_message.Message):
     PLACEMENT_REASON_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_ITL_MS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prefill_worker: str
     decode_worker: str
     attempts: int
@@ -299,7 +301,9 @@ class HandoverSummary(_message.Message):
     placement_reason: str
     estimated_ttft_ms: float
     estimated_itl_ms: float
-    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ..., pages_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ..., placement: _Optional[str] = ..., placement_reason: _Optional[str] = ..., estimated_ttft_ms: _Optional[float] = ..., estimated_itl_ms: _Optional[float] = ...) -> None: ...
+    drafted_tokens: int
+    accepted_tokens: int
+    def __init__(self, prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., attempts: _Optional[int] = ..., page_size: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ..., pages_computed: _Optional[int] = ..., pages_shipped: _Optional[int] = ..., placement: _Optional[str] = ..., placement_reason: _Optional[str] = ..., estimated_ttft_ms: _Optional[float] = ..., estimated_itl_ms: _Optional[float] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -438,7 +442,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., device: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., alive: _Optional[bool] = ..., scheduler_step: _Optional[int] = ..., linked_to: _Optional[_Iterable[str]] = ..., stats: _Optional[_Union[WorkerStats, _Mapping]] = ..., metrics_address: _Optional[str] = ..., rack: _Optional[str] = ..., lean: _Optional[str] = ..., follower_pids: _Optional[_Iterable[int]] = ..., num_links: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s", "num_queued_tokens")
+    __slots__ = ("num_queued", "num_running", "num_total_pages", "num_free_pages", "num_cached_pages", "num_locked_pages", "num_leased_pages", "prompt_tokens_computed", "output_tokens_computed", "prefix_cached_tokens", "num_given_back", "num_leases_expired", "shipped", "forward_times", "prefix_host_tokens", "prefix_disk_tokens", "prefix_peer_tokens", "load_token_s", "num_queued_tokens", "drafted")
     NUM_QUEUED_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +462,7 @@ class WorkerStats(_message.Message):
     PREFIX_PEER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOAD_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     NUM_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
     num_queued: int
     num_running: int
     num_total_pages: int
@@ -477,7 +482,20 @@ class WorkerStats(_message.Message):
     prefix_peer_tokens: int
     load_token_s: _containers.RepeatedScalarFieldContainer[float]
     num_queued_tokens: int
-    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ..., num_queued_tokens: _Optional[int] = ...) -> None: ...
+    drafted: _containers.RepeatedCompositeFieldContainer[Drafted]
+    def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ..., num_queued_tokens: _Optional[int] = ..., drafted: _Optional[_Iterable[_Union[Drafted, _Mapping]]] = ...) -> None: ...
+
+class Drafted(_message.Message):
+    __slots__ = ("source", "num_proposals", "num_tokens", "num_accepted")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    num_proposals: int
+    num_tokens: int
+    num_accepted: int
+    def __init__(self, source: _Optional[str] = ..., num_proposals: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
 
 class ForwardTimes(_message.Message):
     __slots__ = ("prefill_s", "prompt_token_s", "attended_token_s", "step_s", "request_s", "kv_token_s", "gap_beside_prompts_s")

@@ -447,7 +447,7 @@ class Tokens(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_inference_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("request_id", "attempt", "finish_reason", "num_output_tokens", "cached_len", "num_pages_shipped", "moments", "prefill_cached_len", "prefill_loaded")
+    __slots__ = ("request_id", "attempt", "finish_reason", "num_output_tokens", "cached_len", "num_pages_shipped", "moments", "prefill_cached_len", "prefill_loaded", "num_drafted", "num_accepted")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -457,6 +457,8 @@ class Finished(_message.Message):
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_CACHED_LEN_FIELD_NUMBER: _ClassVar[int]
     PREFILL_LOADED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     finish_reason: str
@@ -466,7 +468,9 @@ class Finished(_message.Message):
     moments: _containers.RepeatedCompositeFieldContainer[Moment]
     prefill_cached_len: int
     prefill_loaded: TierHits
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., finish_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., cached_len: _Optional[int] = ..., num_pages_shipped: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ..., prefill_loaded: _Optional[_Union[TierHits, _Mapping]] = ...) -> None: ...
+    num_drafted: int
+    num_accepted: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., finish_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., cached_len: _Optional[int] = ..., num_pages_shipped: _Optional[int] = ..., moments: _Optional[_Iterable[_Union[Moment, _Mapping]]] = ..., prefill_cached_len: _Optional[int] = ..., prefill_loaded: _Optional[_Union[TierHits, _Mapping]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("request_id", "attempt", "moments")

@@ -68,9 +68,12 @@ class AttentionOracle:
         """Run one forward pass over all layers and check ||out - expected|| / ||expected||.
 
         Args:
+            extend: tokens to compute; those of a decoded sequence after the first are drafts, all accepted.
             num_mixed: as in Batch.
         """
-        for sequence, num_tokens in extend.items():
+        for number, (sequence, num_tokens) in enumerate(extend.items()):
+            if mode == "decode" or number < num_mixed:
+                sequence.draft_ids = (0,) * (num_tokens - 1)
             sequence.extend(num_tokens)
         self.attention.plan(Batch(mode, list(extend), num_mixed=num_mixed))
         for layer in range(self._layout.num_layers):
@@ -84,10 +87,13 @@ class AttentionOracle:
             expected = torch.cat([self._expected(s, layer) for s in extend])
             assert out.shape == expected.shape and out.dtype == qkv.dtype
             # Check prefill and decode rows apart: the few decode rows would not show in a joint norm.
-            for rows in (slice(num_mixed), slice(num_mixed, None)):
+            num_decoded = sum([*extend.values()][:num_mixed])
+            for rows in (slice(num_decoded), slice(num_decoded, None)):
                 assert (out[rows] - expected[rows]).norm() <= max_error * expected[rows].norm()
         for sequence in extend:
+            num_drafts = len(sequence.draft_ids)
             sequence.complete_extend()
+            sequence.accept_drafts(num_drafts)
 
     def _expected(self, s: TokenSequence, layer: int) -> torch.Tensor:
         q, k, v = (tensor[layer, : s.device_len].double() for tensor in self.qkv[id(s)])

@@ -50,7 +50,8 @@ class Row:
     """Launch arguments of one sequence; like a device, it never reads the host again.
 
     Attributes:
-        token_ids: the tokens to compute; None: the token that a row of the previous step sampled.
+        token_ids: the tokens to compute, drafts included; None: the token that a row of the previous step sampled.
+        num_drafts: of token_ids, at the end.
     """
 
     page_ids: list[int]
@@ -61,6 +62,7 @@ class Row:
     prompt_len: int
     sampling: SamplingParams
     needs_embedding: bool
+    num_drafts: int
 
 
 def _scored(row: Row) -> PackedLogprobs | None:
@@ -88,8 +90,8 @@ class FakeForwardOutput(ForwardOutput):
         sampled = []
         for number, row in enumerate(self.rows):
             self._engine.write(row.page_ids, row.cached_len, self.new_ids(number))
-            if row.needs_logits:
-                position = row.device_len
+            first = row.device_len - row.num_drafts
+            for position in range(first, row.device_len + 1) if row.needs_logits else ():
                 sampled.append(self._engine.sample(self._engine.read(row.page_ids, position), row.sampling))
                 self._engine.draws.append((row.sampling.seed, position))
                 asked = row.sampling.num_logprobs is not None
@@ -202,11 +204,12 @@ class FakeEngine(EngineBase):
                 list(s.page_ids[: -(-s.device_len // self.page_size)]),
                 s.cached_len,
                 s.device_len,
-                None if s.num_pending else s.token_ids[s.cached_len : s.device_len],
+                None if s.num_pending else [*s.token_ids[s.cached_len : s.device_len], *s.draft_ids],
                 s.needs_logits,
                 s.prompt_len,
                 s.sampling,
                 s.needs_embedding,
+                len(s.draft_ids),
             )
             for s in batch.sequences
         ]

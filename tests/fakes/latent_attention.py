@@ -86,9 +86,12 @@ class LatentOracle:
         """Run one forward pass over all layers and check ||out - expected|| / ||expected||.
 
         Args:
+            extend: tokens to compute; those of a decoded sequence after the first are drafts, all accepted.
             num_mixed: as in Batch.
         """
-        for sequence, num_tokens in extend.items():
+        for number, (sequence, num_tokens) in enumerate(extend.items()):
+            if mode == "decode" or number < num_mixed:
+                sequence.draft_ids = (0,) * (num_tokens - 1)
             sequence.extend(num_tokens)
         self.attention.plan(Batch(mode, list(extend), num_mixed=num_mixed))
         for layer in range(len(self.heads)):
@@ -96,10 +99,13 @@ class LatentOracle:
             expected = torch.cat([self._expected(s, layer) for s in extend])
             assert out.shape == expected.shape and out.dtype == self._dtype
             # Check prefill and decode rows apart: the few decode rows would not show in a joint norm.
-            for rows in (slice(num_mixed), slice(num_mixed, None)):
+            num_decoded = sum([*extend.values()][:num_mixed])
+            for rows in (slice(num_decoded), slice(num_decoded, None)):
                 assert (out[rows] - expected[rows]).norm() <= max_error * expected[rows].norm()
         for sequence in extend:
+            num_drafts = len(sequence.draft_ids)
             sequence.complete_extend()
+            sequence.accept_drafts(num_drafts)
 
     def attend(self, sequences: Sequence[TokenSequence], layer: int) -> torch.Tensor:
         """Run one layer for the sequences' new tokens, which are planned."""

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.deploy.config.bounds import SIZED_KINDS
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
-from tandem.messages import Heartbeat, Shipped, WorkerStats
+from tandem.messages import Drafted, Heartbeat, Shipped, WorkerStats
 from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
@@ -51,7 +51,7 @@ def router_exposition() -> bytes:
 
 def exported() -> dict[str, dict[str, set[str]]]:
     """Return the names of all samples, with their labels and values."""
-    stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),))
+    stats = WorkerStats(shipped=(Shipped("shared_memory", 0, 0),), drafted=(Drafted("ngram", 0, 0, 0),))
     experts = ExpertBalance(ExpertCounts(range(2), 4, 2, torch.device("cpu")))
     # Frontends add their metrics when the application is made.
     size = ClusterSize({kind: KindSize(1, 2, 2, 1, 1, 0, 9.0) for kind in SIZED_KINDS}, {("any", "up", "load"): 1})

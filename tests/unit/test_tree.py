@@ -44,6 +44,7 @@ TESTED_ELSEWHERE = {
     "engine/config.py": "unit/deploy/config/test_cluster_config.py",
     "engine/kvcache/page_part.py": "unit/kvtransfer/lanes/test_plan.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_table.py",
+    "engine/drafted_row.py": "unit/engine/test_batch.py",
     "engine/draws.py": "unit/engine/test_sampler.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/experts/grouped_kernels.py": "gpu/engine/layers/experts/test_grouped.py",

@@ -78,10 +78,12 @@ class Simulation:
         placement: str = AUTO,
         num_lanes: int = 1,
         num_ranks: int = 1,
+        speculates: bool = False,
     ) -> None:
         """
         Args:
             num_ranks: of each worker; each holds a part of every page, and completes forward passes by itself.
+            speculates: decode steps check drafts, right and wrong ones.
             num_lanes: lanes of each link: each carries a part of every page.
             largest_request_pages: pages of the largest request that workers of role both accept.
             asynchronous: forward passes overlap; each runs at the simulation's command.
@@ -98,6 +100,7 @@ class Simulation:
         self.num_overtaken: Counter[str] = Counter()
         self.num_lanes = num_lanes
         self.num_ranks = num_ranks
+        self.speculates = speculates
         self.channels: dict[str, list[SimChannel]] = {}
         self.clock = FakeClock()
         self._began_at, self._began_ns = self.clock.now, now_ns()

@@ -42,7 +42,13 @@ class Tape:
 
 
 def run_schedule(
-    data: bytes, asynchronous: bool = False, two_way: bool = False, num_ranks: int = 1, moves: bool = False
+    data: bytes,
+    asynchronous: bool = False,
+    two_way: bool = False,
+    num_ranks: int = 1,
+    moves: bool = False,
+    *,
+    speculates: bool = False,
 ) -> Simulation:
     """Run a schedule to its end.
 
@@ -51,6 +57,7 @@ def run_schedule(
         two_way: workers prefill and decode, with links both ways.
         num_ranks: of each worker, which then are slower or faster than each other.
         moves: workers leave and return, and their streams move. Needs `two_way`.
+        speculates: decode steps check drafts.
 
     Raises:
         AssertionError: a guarantee is broken.
@@ -106,6 +113,7 @@ def run_schedule(
         # Workers of several ranks.
         num_lanes=(1, 2, 3)[tape.draw(3)],
         num_ranks=num_ranks,
+        speculates=speculates,
     )
     while not tape.ended:
         if moves and not tape.draw(8):

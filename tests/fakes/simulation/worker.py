@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.both_worker.scheduler import BothScheduler
 from tandem.both_worker.worker import make_both_scheduler
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Abort, GaveBack, Granted, Heartbeat, Hello, PageFormat, Peer
@@ -22,6 +22,7 @@ from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.records import RecordKeeper
 from tandem.worker.router_streams import RouterStreams
 from tests.fakes.ranked_engine import RankedEngine
+from tests.fakes.simulation.drafter import PATH as HALF_RIGHT
 from tests.fakes.simulation.streams import SimStream
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class SimWorker:
             admit_grace_s=simulation.admit_grace_s,
             max_overtaken=MAX_OVERTAKEN,
             max_waiting=simulation.max_waiting,
+            speculation=HALF_RIGHT if simulation.speculates else NO_SPECULATION,
         )
         if role == "prefill":
             layout, launches = self.engine.pool.layout, self.engine.launches

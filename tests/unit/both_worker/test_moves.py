@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.both_worker.worker import make_both_scheduler
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
 from tandem.decode_worker.leases import MOVE_ROOM_PAGES
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.events import FromReceiver, FromSender, ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
@@ -35,6 +35,7 @@ from tandem.worker.events import FromRouter, RouterLost
 from tandem.worker.kept_pages import KEEP_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
+from tests.fakes.scripted_drafter import scripted
 from tests.fakes.workers import ListOutbox
 
 PAGE_SIZE = 4
@@ -44,7 +45,7 @@ PROMPT = tuple(range(10, 19))
 
 
 class Side:
-    def __init__(self, name: str, clock: FakeClock, num_pages: int) -> None:
+    def __init__(self, name: str, clock: FakeClock, num_pages: int, speculation: str) -> None:
         self.name = name
         self.engine = FakeEngine(num_pages, PAGE_SIZE)
         self.cache = CacheManager(num_pages, PAGE_SIZE, max_request_pages=num_pages // 2)
@@ -55,7 +56,7 @@ class Side:
             self.cache,
             self.outbox,
             PrefillConfig(),
-            DecodeConfig(),
+            DecodeConfig(speculation=speculation),
             has_links=True,
             clock=clock,
         )
@@ -79,9 +80,10 @@ class Side:
 class Movers:
     """Two linked workers; streams leave the first."""
 
-    def __init__(self, num_pages: int = 64, num_pages_there: int = 64) -> None:
+    def __init__(self, num_pages: int = 64, num_pages_there: int = 64, speculation: str = NO_SPECULATION) -> None:
         self.clock = FakeClock()
-        self.here, self.there = Side("here", self.clock, num_pages), Side("there", self.clock, num_pages_there)
+        self.here = Side("here", self.clock, num_pages, speculation)
+        self.there = Side("there", self.clock, num_pages_there, speculation)
         page_format = PageFormat("fake", 1, "fake")
         hello = LinkHello(PROTOCOL_VERSION, "here", "here-life", "there-life", page_format, ("shared_memory",), ())
         receiver = SharedMemoryReceiver(self.there.engine.pool)
@@ -166,6 +168,50 @@ def test_stream_goes_on_at_the_other_worker_with_a_few_tokens_computed_again() -
     assert m.here.tokens(moving) == output[: num_before + 1]
     assert m.there.tokens(moving) == output[num_before:]
     assert m.here.tokens(f"{ROUTER}-0") == output
+
+
+def half_right(token_ids: Sequence[int], most: int) -> list[int]:
+    right = expected_tokens(token_ids, most)
+    return right if len(token_ids) % 2 else [*right[:1], *[token + 1 for token in right[1:]]]
+
+
+def test_moved_stream_that_speculates_has_the_same_tokens() -> None:
+    max_tokens = 110
+    with scripted(half_right, 3) as speculation:
+        m = Movers(speculation=speculation)
+        m.start(0, max_tokens)
+        moving = m.start(1, max_tokens)
+        m.order(moving)
+        num_before = len(m.here.tokens(moving))
+        num_steps = 4
+        m.turns(num_steps)
+        assert m.here.outbox.of(GaveBack) == [GaveBack(moving, 0, is_move=True)]
+        # Its pages do not go ahead in vain: it takes no drafts meanwhile.
+        assert len(m.here.tokens(moving)) <= num_before + num_steps
+        m.go_on(moving, max_tokens)
+        m.let_end()
+    output = expected_tokens(PROMPT, max_tokens)
+    num_here = len(m.here.tokens(moving))
+    assert m.here.tokens(moving) == output[:num_here]
+    assert m.there.tokens(moving) == output[num_here - 1 :]
+    assert m.here.tokens(f"{ROUTER}-0") == output
+    for side in (m.here, m.there):
+        [drafted] = side.scheduler.stats().drafted
+        assert 0 < drafted.num_accepted < drafted.num_tokens
+
+
+def test_refused_move_ends_no_speculation() -> None:
+    with scripted(expected_tokens, 3) as speculation:
+        m = Movers(num_pages_there=40, speculation=speculation)
+        m.there.cache.acquire_pages([], 38 * PAGE_SIZE, max_cached_len=0)
+        m.start(0, 110)
+        moving = m.start(1, 110)
+        m.order(moving)
+        m.turns(3)
+        assert m.here.outbox.of(NotMoved) == [NotMoved(moving, 0, "busy")]
+        num_before = len(m.here.tokens(moving))
+        m.turns(4)
+        assert len(m.here.tokens(moving)) == num_before + 4 * 4
 
 
 def test_stream_runs_here_until_its_pages_are_there() -> None:

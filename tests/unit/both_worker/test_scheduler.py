@@ -94,7 +94,8 @@ def test_link_event_goes_only_to_its_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_counter_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     both, prefill, decode = make_schedulers()
-    numbers = [f.name for f in fields(WorkerStats) if f.name not in ("shipped", "forward_times", "load_token_s")]
+    others = ("shipped", "forward_times", "load_token_s", "drafted")
+    numbers = [f.name for f in fields(WorkerStats) if f.name not in others]
     before = both.stats()
     # Give each counter its own number.
     of_prefill = WorkerStats(**{name: 2**i for i, name in enumerate(numbers)}, shipped=(Shipped("a", 1, 2),))

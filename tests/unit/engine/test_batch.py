@@ -50,8 +50,22 @@ def test_mixed_batch_begins_with_decoded_sequences(output: ForwardOutput) -> Non
     assert (batch.mode, batch.decoded, batch.prompts) == ("mixed", decoded, [chunk, last])
     assert batch.input_ids(CPU, torch.tensor([70, 80])).tolist() == [80, 4, 10, 11, 22, 23]
     assert batch.positions(CPU).tolist() == [2, 1, 0, 1, 2, 3]
-    assert (batch.logits_rows(), batch.sampled_sequences()) == ([0, 1, 5], [*decoded, last])
+    assert (batch.logits_rows(), batch.sampled_rows()) == ([0, 1, 5], [*decoded, last])
     assert (batch.num_tokens, batch.num_prompt_tokens()) == (6, 4)
+
+
+def test_drafts_are_computed_behind_the_last_token() -> None:
+    drafting, plain = TokenSequence([1, 2, 3], 1, [0], cached_len=2), sequence([4, 5], num_pending=0)
+    drafting.draft_ids = (6, 7)
+    drafting.extend(3)
+    batch = Batch("decode", [drafting, plain])
+    assert batch.input_ids(CPU).tolist() == [3, 6, 7, 5]
+    assert batch.positions(CPU).tolist() == [2, 3, 4, 1]
+    assert batch.logits_rows() == [0, 1, 2, 3]
+    first, second, third, last = batch.sampled_rows()
+    assert [row.length for row in (first, second, third, last)] == [3, 4, 5, 2]
+    assert (second.token_ids, third.known_ids().tolist()) == ([1, 2, 3, 6], [1, 2, 3, 6, 7])
+    assert (batch.num_tokens, batch.num_decoded_tokens, batch.num_prompt_tokens()) == (4, 4, 0)
 
 
 def test_a_batch_of_one_kind_is_not_mixed() -> None:

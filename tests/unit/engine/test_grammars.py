@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 
+from tandem.engine import grammar_compilers
 from tandem.engine import grammars as module
 from tandem.engine.grammars import Constraint, Grammars
 from tandem.router.text.grammar_check import translate
@@ -217,7 +218,7 @@ def test_output_outside_the_grammar_is_an_error(grammars: Grammars) -> None:
 
 
 def test_grammars_are_compiled_once_and_the_last_ones_kept(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_NUM_KEPT", 3)
+    monkeypatch.setattr(grammar_compilers, "MAX_NUM_KEPT", 3)
     grammars = grammars_of(model_dir)
     compiled: list[str] = []
     compile_one = grammars._compile

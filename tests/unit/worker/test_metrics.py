@@ -19,7 +19,7 @@ from tandem import __version__
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.engine.expert_balance import BOUNDS, READ_INTERVAL_S, ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
-from tandem.messages import ForwardTimes, Heartbeat, Shipped, WorkerStats
+from tandem.messages import Drafted, ForwardTimes, Heartbeat, Shipped, WorkerStats
 from tandem.rpc import metrics_server
 from tandem.rpc.metrics_server import MetricsServer
 from tandem.worker.metrics import worker_registry
@@ -40,6 +40,7 @@ STATS = WorkerStats(
     prefix_host_tokens=32,
     prefix_disk_tokens=16,
     num_given_back=3,
+    drafted=(Drafted("ngram", 5, 18, 9),),
     num_leases_expired=4,
     shipped=(
         Shipped("shared_memory", 4, 4 * 4096, "decode-1", 1_000_000_000),
@@ -99,6 +100,9 @@ def test_worker_exports_its_stats() -> None:
         sample("tandem_prefill_computed_tokens_total", **worker): 500,
         sample("tandem_given_back_total", **worker): 3,
         sample("tandem_leases_expired_total", **worker): 4,
+        sample("tandem_drafts_total", source="ngram", **worker): 5,
+        sample("tandem_drafted_tokens_total", source="ngram", **worker): 18,
+        sample("tandem_accepted_tokens_total", source="ngram", **worker): 9,
         sample("tandem_forward_time_seconds", part="prefill", **worker): 1e-3,
         sample("tandem_forward_time_seconds", part="prompt_token", **worker): 2e-6,
         sample("tandem_forward_time_seconds", part="attended_token", **worker): 3e-9,

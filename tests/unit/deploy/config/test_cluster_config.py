@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.config import Role
-from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.config import DecodeConfig, DecodeOptions
 from tandem.deploy.cli.main import main
 from tandem.deploy.config import cluster_config
 from tandem.deploy.config.cluster_config import ClusterConfig
@@ -72,6 +72,14 @@ from tandem.worker.config import WorkerConfig
         (
             lambda: ClusterConfig("m", num_prefill=0, num_decode=0, num_any=2, prefill_tp=2),
             "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
+        ),
+        (
+            lambda: ClusterConfig("m", device="cuda", speculation="ngram"),
+            "^speculation ngram is for device cpu until its GPU kernels are there: leave it out$",
+        ),
+        (
+            lambda: ClusterConfig("m", tp=2, speculation="ngram"),
+            "^speculation ngram is for workers of one rank: leave it out, or tp$",
         ),
         (
             lambda: ClusterConfig("m", tp=2, store_memory="1GiB"),
@@ -183,7 +191,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
         *("tls_cert", "tls_key", "tls_client_ca"),
         *("store_memory", "store_disk", "store_write_after", "store_namespace_share"),
     }
-    own = {f.name for options in (EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
+    own = {f.name for options in (DecodeOptions, EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}
     assert {f.name for f in fields(ClusterConfig)} - own - {
         "key_file",
         "bounds",

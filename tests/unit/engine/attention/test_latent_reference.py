@@ -50,6 +50,16 @@ def test_chunks_then_decode(page_size: int, shape: tuple[int, int, int, int], dt
     oracle.check("decode", {a: 1})
 
 
+def test_drafts_are_computed_as_decoded_one_by_one(dtype: str) -> None:
+    oracle = Oracle(3, SHAPES[0], dtype)
+    a, b, c, d = oracle.add(40), oracle.add(23, spare_pages=2), oracle.add(9), oracle.add(20)
+    oracle.check("prefill", {a: 17, b: 1, c: 5})
+    oracle.check("decode", {a: 5, b: 1, c: 2})
+    oracle.check("mixed", {b: 4, a: 1, d: 7}, num_mixed=2)
+    a.cached_len = a.device_len = 20
+    oracle.check("decode", {b: 1, a: 3})
+
+
 def test_chunks_beside_decoded_sequences(dtype: str) -> None:
     oracle = Oracle(3, SHAPES[0], dtype)
     a, b, c, d = oracle.add(30), oracle.add(23, spare_pages=2), oracle.add(9), oracle.add(40)

@@ -60,6 +60,18 @@ def test_chunks_then_decode(page_size: int, num_q_heads: int, num_kv_heads: int,
     oracle.check("decode", {a: 1})
 
 
+def test_drafts_are_computed_as_decoded_one_by_one(dtypes: tuple[str, str]) -> None:
+    oracle = Oracle(3, 6, 2, dtypes)
+    a, b, c, d = oracle.add(40), oracle.add(23, spare_pages=2), oracle.add(9), oracle.add(20)
+    oracle.check("prefill", {a: 17, b: 1, c: 5})
+    oracle.check("decode", {a: 5, b: 1, c: 2})
+    oracle.check("mixed", {b: 4, a: 1, d: 7}, num_mixed=2)
+    oracle.check("decode", {a: 8})
+    # Rejected drafts leave slots behind that nobody reads.
+    a.cached_len = a.device_len = 20
+    oracle.check("decode", {b: 1, a: 3})
+
+
 def test_chunks_beside_decoded_sequences(dtypes: tuple[str, str]) -> None:
     oracle = Oracle(3, 4, 2, dtypes)
     a, b, c, d = oracle.add(30), oracle.add(23, spare_pages=2), oracle.add(9), oracle.add(40)

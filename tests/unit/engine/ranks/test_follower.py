@@ -101,7 +101,7 @@ class Driver:
             feed = Feed(self.outputs[-1], rows)
         batch = Batch.of(decoded, [s for s, _ in prompts], feed)
         output = self.engine.forward(batch)
-        sampled = batch.sampled_sequences()
+        sampled = [s for s in batch.sequences if s.needs_logits]
         for sequence in batch.sequences:
             sequence.complete_extend()
         self._collect()

@@ -120,8 +120,9 @@ def test_what_an_attempt_has_cost_is_forgotten_with_it() -> None:
     tracker.end_attempt()
     tracker.begin_attempt("p", "d", 60.0)
     assert (tracker.prefill_cached_len, tracker.num_pages_computed) == (0, 0)
-    tracker.record_finished(Finished("r", 1, "stop", 1, 3, 7))
+    tracker.record_finished(Finished("r", 1, "stop", 1, 3, 7, num_drafted=9, num_accepted=4))
     assert (tracker.decode_cached_len, tracker.num_pages_shipped) == (3, 7)
+    assert (tracker.num_drafted, tracker.num_accepted) == (9, 4)
 
 
 def test_what_prefill_found_is_known_at_the_end_whoever_is_heard_first() -> None:

@@ -1,0 +1,128 @@
+"""Speculation: drafts of a decode step's requests, and their counts."""
+
+import time
+from collections.abc import Sequence
+
+from tandem.decode_worker import draft_policy
+from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafters.table import DRAFTERS
+from tandem.decode_worker.job import DecodeJob, JobDrafts
+from tandem.engine.base import EngineBase
+from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.messages import Drafted
+
+# Drafts of a request in a step at most, without a policy.
+MAX_DRAFTS = 4
+# For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
+MAX_GRAMMAR_CPU_S = 0.01
+
+
+class Drafting:
+    """Gives the jobs of a step drafts.
+
+    Attributes:
+        counts: since the start.
+    """
+
+    def __init__(self, source: str, engine: EngineBase, cache: CacheManager, policy: DraftPolicy | None = None) -> None:
+        """
+        Args:
+            source: a name in DRAFTERS, or a drafter's import path.
+            policy: None to compute all drafts, up to MAX_DRAFTS.
+        """
+        self._source = source
+        self._drafter = DRAFTERS.load(source)
+        self._engine = engine
+        self._cache = cache
+        self._policy = policy
+        self._num_proposals = self._num_drafted = self._num_accepted = 0
+        self._grammar_cpu_s = 0.0
+
+    @property
+    def counts(self) -> Drafted:
+        return Drafted(self._source, self._num_proposals, self._num_drafted, self._num_accepted)
+
+    def num_reserved(self, running: Sequence[DecodeJob]) -> int:
+        """Returns the pages to leave for the next tokens of running requests. One with a spare page needs none."""
+        num_pages_for = self._cache.num_pages_for
+        return sum(len(job.handle.page_ids) <= num_pages_for(len(job.sequence.token_ids)) for job in running)
+
+    def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
+        """
+        Args:
+            jobs: of the step, each with a page for its next token. The host knows all their tokens.
+            may_grow: whether drafts may take free pages.
+        """
+        num_reserved = self.num_reserved(running)
+        self._grammar_cpu_s = 0.0
+        for job, of_job, drafts in self._chosen(jobs):
+            sequence = job.sequence
+            num_tokens = sequence.cached_len + 1 + len(drafts)
+            room = len(job.handle.page_ids) * self._cache.page_size
+            if may_grow and num_tokens > room:
+                room = self._cache.grow_into_free_pages(job.handle, num_tokens, num_reserved=num_reserved)
+            drafts = drafts[: room - sequence.cached_len - 1]
+            if drafts and sequence.constraint is not None:
+                drafts = self._within_grammar(job, of_job, drafts)
+            if drafts:
+                sequence.draft_ids = drafts
+                self._num_proposals += 1
+                self._num_drafted += len(drafts)
+
+    def accepted(self, num_accepted: int) -> None:
+        self._num_accepted += num_accepted
+
+    def _chosen(self, jobs: Sequence[DecodeJob]) -> list[tuple[DecodeJob, JobDrafts, Sequence[int]]]:
+        """Returns the drafts to compute of each job that has any."""
+        max_drafts = MAX_DRAFTS if self._policy is None else draft_policy.MAX_DRAFTS
+        proposals = []
+        for job in jobs:
+            sequence = job.sequence
+            # The last token of an output needs no draft: the step before it samples it.
+            max_tokens = min(max_drafts, sequence.sampling.max_tokens - job.num_outputs - 1)
+            if max_tokens <= 0 or job.is_moving:
+                continue
+            if job.drafts is None:
+                usual = 0.0 if self._policy is None else self._policy.usual_acceptance
+                job.drafts = JobDrafts(self._drafter(), usual)
+            of_job = job.drafts
+            if self._policy is not None:
+                sampled = sequence.token_ids[of_job.proposed_at :]
+                of_job.acceptance = self._policy.observe(of_job.acceptance, of_job.proposed, sampled)
+            # A drafter of the user's own may propose more.
+            proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
+            of_job.proposed = self._until_stop(job, proposed)
+            of_job.proposed_at = len(sequence.token_ids)
+            if of_job.proposed:
+                proposals.append((job, of_job, of_job.proposed))
+        if self._policy is None or not proposals:
+            return proposals
+        counts = self._policy.choose(
+            [(of_job.acceptance, len(drafts)) for _, of_job, drafts in proposals],
+            len(jobs),
+            sum(job.sequence.cached_len + 1 for job in jobs),
+        )
+        return [
+            (job, of_job, drafts[:count])
+            for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
+            if count
+        ]
+
+    def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
+        """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""
+        stops = job.sequence.stop_token_ids
+        return next((drafts[:place] for place, draft in enumerate(drafts) if draft in stops), drafts)
+
+    def _within_grammar(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> Sequence[int]:
+        if self._grammar_cpu_s > MAX_GRAMMAR_CPU_S:
+            return ()
+        began = time.thread_time()
+        sequence = job.sequence
+        if of_job.matcher is None:
+            of_job.matcher = self._engine.draft_matcher(sequence.sampling.grammar, job.client)
+            if of_job.matcher is None:
+                return ()
+        outputs = sequence.token_ids[sequence.prompt_len :]
+        sequence.draft_masks = of_job.matcher.check(outputs, drafts, sequence.sampling.stop_token_ids)
+        self._grammar_cpu_s += time.thread_time() - began
+        return drafts[: len(sequence.draft_masks)]

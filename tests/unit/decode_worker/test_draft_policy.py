@@ -1,0 +1,111 @@
+"""Drafts by acceptance and step times, on a clock that follows a cost model."""
+
+import pytest
+
+from tandem.decode_worker.draft_policy import MAX_DRAFTS, START, DraftPolicy
+from tandem.worker.forward_timer import INTERVAL_S, ForwardTimer
+from tests.fakes.clock import FakeClock
+
+STEP_S = 0.025
+# With and without rows that cost little beside the weights.
+ROW_S = (0.0002, 0.004)
+CONTEXT = 100
+
+
+class Device:
+    """Runs steps whose time grows with their rows."""
+
+    def __init__(self, row_s: float, objective_s: float = 0.0) -> None:
+        self.row_s = row_s
+        self.clock = FakeClock()
+        self.timer = ForwardTimer("cpu", self.clock)
+        self.policy = DraftPolicy(self.timer, objective_s)
+
+    def step_s(self, num_rows: int) -> float:
+        return STEP_S + self.row_s * num_rows
+
+    def run(self, num_rows: int, num_requests: int) -> float:
+        self.timer.step_launched(num_rows, num_requests * CONTEXT)
+        seconds = self.step_s(num_rows)
+        self.clock.advance(seconds)
+        self.timer.step_ended()
+        return seconds
+
+    def measure(self) -> None:
+        """Lets the timer see batches of several sizes."""
+        for number in range(200):
+            self.run(1 + number % 12, 1)
+
+    def choose(self, acceptances: list[float], num_requests: int) -> list[int]:
+        proposals = [(acceptance, MAX_DRAFTS) for acceptance in acceptances]
+        return self.policy.choose(proposals, num_requests, num_requests * CONTEXT)
+
+
+def test_nothing_is_drafted_before_a_step_is_measured() -> None:
+    device = Device(ROW_S[0])
+    assert device.choose([1.0], 1) == [0]
+    device.measure()
+    device.clock.advance(INTERVAL_S)
+    assert device.choose([1.0], 1) == [MAX_DRAFTS]
+
+
+@pytest.mark.parametrize("row_s", ROW_S)
+def test_wrong_drafts_end_by_themselves(row_s: float) -> None:
+    device = Device(row_s)
+    device.measure()
+    spent = plain = 0.0
+    # Requests one after the other.
+    for _ in range(10):
+        acceptance = device.policy.usual_acceptance
+        for _ in range(100):
+            [count] = device.choose([acceptance], 1)
+            spent += device.run(1 + count, 1)
+            plain += device.step_s(1)
+            acceptance = device.policy.observe(acceptance, [7] * MAX_DRAFTS, [8])
+    assert count == 0 and spent < 1.02 * plain
+
+
+def test_right_drafts_return_without_a_forward_pass_for_the_attempt() -> None:
+    device = Device(ROW_S[1])
+    device.measure()
+    acceptance = 0.0
+    assert device.choose([acceptance], 1) == [0]
+    # The tokens of steps without drafts were proposed.
+    for _ in range(16):
+        acceptance = device.policy.observe(acceptance, [7, 7], [7])
+    [count] = device.choose([acceptance], 1)
+    assert count > 0
+    gained = sum(acceptance**depth for depth in range(count + 1))
+    assert gained / device.step_s(1 + count) > 1.2 / device.step_s(1)
+
+
+def test_the_likelier_drafts_go_first() -> None:
+    device = Device(ROW_S[1])
+    device.measure()
+    low, high, none = device.choose([0.5, 0.9, 0.01], 3)
+    assert high > low > none == 0
+
+
+def test_large_batches_get_fewer_drafts_if_rows_cost_time() -> None:
+    device = Device(ROW_S[1])
+    device.measure()
+    counts = [sum(device.choose([0.7] * num_requests, num_requests)) / num_requests for num_requests in (1, 4, 64)]
+    assert counts[0] > counts[1] > counts[2] == 0.0
+
+
+def test_drafts_keep_the_objective_where_plain_steps_do() -> None:
+    for objective_s, most in ((0.0, MAX_DRAFTS), (0.045, 3), (0.02, MAX_DRAFTS)):
+        device = Device(ROW_S[1], objective_s)
+        device.measure()
+        [count] = device.choose([1.0], 1)
+        assert count == pytest.approx(most, abs=1), objective_s
+        assert not 0.0 < objective_s > device.step_s(1) or device.step_s(1 + count) <= objective_s
+
+
+def test_acceptance_counts_up_to_the_first_wrong_draft() -> None:
+    policy = Device(ROW_S[0]).policy
+    once = policy.observe(START, [7], [7])
+    assert policy.observe(START, [7, 8, 9], [7]) == once > START
+    # The tokens behind a wrong draft say nothing of later ones.
+    assert policy.observe(START, [7, 8, 9, 9], [7, 9, 9, 9]) == policy.observe(START, [7, 8], [7, 9]) < once
+    assert policy.observe(START, [], [7]) == START
