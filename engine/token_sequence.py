@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tandem.embedding import EmbeddingParams
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.grammars import WORD_BITS, Constraint
 from tandem.sampling_params import SamplingParams
 
@@ -57,6 +58,8 @@ class TokenSequence:
         num_pending: sampled tokens, or tokens being sampled, that are not in token_ids yet.
         allowed: the tokens that may be chosen, as `bits_of`; None: all.
         embedding: set for a prompt that is embedded and has no output.
+        adapter_slot: NO_ADAPTER: the base model computes it. Set before the first forward pass, of an adapter that is
+            acquired until the last one.
     """
 
     token_ids: list[int]
@@ -69,6 +72,7 @@ class TokenSequence:
     constraint: Constraint | None = None
     table_id: int = NO_TABLE
     embedding: EmbeddingParams | None = None
+    adapter_slot: int = NO_ADAPTER
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
     allowed: "np.ndarray[Any, np.dtype[np.int32]] | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)
