@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.output import Feed
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
@@ -120,6 +121,15 @@ class Batch:
         """Returns the rows of the last tokens of prompts to embed."""
         ends = accumulate(s.extend_len for s in self.sequences)
         return [end - 1 for end, s in zip(ends, self.sequences, strict=True) if s.needs_embedding]
+
+    @property
+    def has_adapters(self) -> bool:
+        return any(s.adapter_slot != NO_ADAPTER for s in self.sequences)
+
+    def adapter_slots(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
+        """Returns the slot of each token's adapter, (num_tokens,); NO_ADAPTER for none."""
+        slots = np.array([s.adapter_slot for s in self.sequences], np.int32)
+        return slots if self.mode == "decode" else np.repeat(slots, [s.extend_len for s in self.sequences])
 
     def sampled_sequences(self) -> list[TokenSequence]:
         return [s for s in self.sequences if s.needs_logits]
