@@ -9,6 +9,13 @@ from dataclasses import dataclass
 
 # Entries of unloaded names that a book keeps: a process that was away must not bring the name back.
 MAX_UNLOADED = 1024
+MAX_NAME_LEN = 256
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises ValueError: an adapter cannot have this name."""
+    if not 0 < len(name) <= MAX_NAME_LEN or not name.isprintable():
+        raise ValueError(f"an adapter's name must be 1 to {MAX_NAME_LEN} printable characters")
 
 
 @dataclass(frozen=True, slots=True)

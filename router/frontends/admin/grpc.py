@@ -1,0 +1,77 @@
+"""tandem.v1.AdapterAdmin: adapters of a running cluster."""
+
+import grpc
+
+from tandem.adapters import AdapterRef
+from tandem.router.errors import RequestError, UnknownModelError
+from tandem.router.frontends.access import NO_ADMIN
+from tandem.router.frontends.base import Frontend
+from tandem.router.frontends.grpc import metadata_of, router_trailer, status_code
+from tandem.v1 import adapters_pb2 as pb
+from tandem.v1 import adapters_pb2_grpc
+
+
+class AdapterAdmin(adapters_pb2_grpc.AdapterAdminServicer):
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext) -> pb.LoadedAdapter:
+        await self._check(context)
+        try:
+            with self._frontend.refusals_counted():
+                adapter = await self._frontend.router.adapter_loading.load(
+                    request.name, request.path, in_place=request.in_place
+                )
+            return self._loaded(request.name, adapter)
+        except RequestError as error:
+            refusal = status_code(error), str(error)
+        return await context.abort(*refusal, router_trailer(self._frontend))
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UnloadAdapterResult:
+        await self._check(context)
+        try:
+            with self._frontend.refusals_counted():
+                await self._frontend.router.adapter_loading.unload(request.name)
+            return pb.UnloadAdapterResult()
+        except UnknownModelError as error:
+            refusal = grpc.StatusCode.NOT_FOUND, str(error)
+        except RequestError as error:
+            refusal = status_code(error), str(error)
+        return await context.abort(*refusal, router_trailer(self._frontend))
+
+    async def ListAdapters(
+        self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.LoadedAdapters:
+        loaded = self._frontend.router.adapters.loaded()
+        return pb.LoadedAdapters(
+            adapters=[self._loaded(entry.name, entry.adapter) for entry in loaded if entry.adapter is not None]
+        )
+
+    async def _check(self, context: grpc.aio.ServicerContext) -> None:
+        access = self._frontend.access
+        if not access.has_admin:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, NO_ADMIN, router_trailer(self._frontend))
+        try:
+            with self._frontend.refusals_counted():
+                access.check_admin(metadata_of(context, "authorization"))
+            return
+        except RequestError as error:
+            refusal = status_code(error), str(error)
+        await context.abort(*refusal, router_trailer(self._frontend))
+
+    def _loaded(self, name: str, adapter: AdapterRef) -> pb.LoadedAdapter:
+        router = self._frontend.router
+        content_hash = adapter.content_hash
+        return pb.LoadedAdapter(
+            name=name,
+            path=adapter.path,
+            content_hash=content_hash,
+            rank=adapter.rank,
+            targets=adapter.targets,
+            num_bytes=adapter.num_bytes,
+            on_device=[w.worker_id for w in router.workers if content_hash in w.adapters.on_device],
+            in_host=[w.worker_id for w in router.workers if content_hash in w.adapters.in_host],
+            num_requests=router.num_requests_of(content_hash),
+        )
