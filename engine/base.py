@@ -30,7 +30,7 @@ class EngineBase(ABC):
         model_fingerprint: equal exactly for engines with equal weights; empty if pages are never shipped.
         launches: forward passes whose results have not been taken.
         experts, expert_counts: None without mixtures of experts.
-        adapters: LoRA adapters; None: the engine takes none.
+        adapters: None if it takes none.
     """
 
     experts: ExpertsConfig | None = None
@@ -46,6 +46,8 @@ class EngineBase(ABC):
 
     def close(self) -> None:
         """Frees shared memory and connections. No forward pass runs."""
+        if self.adapters is not None:
+            self.adapters.close()
         self.pool.close()
 
     def constraint(self, grammar: str, output_ids: Sequence[int] = (), client: str = "") -> Constraint | None:

@@ -10,6 +10,10 @@ from pathlib import Path
 NO_ADAPTER = -1
 
 
+# Kernels hold all rows of a matrix of lower rank at once.
+MAX_LORA_RANK = 128
+
+
 class AdapterError(ValueError):
     """An adapter cannot be used. The message, of one line, says why."""
 
@@ -20,7 +24,7 @@ class AdapterLimits:
     Attributes:
         max_loras: adapters on the device at the same time; 0: the engine takes none.
         max_lora_rank: largest rank of an adapter.
-        host_bytes: memory of the host cache. An adapter that is loading or in a slot stays, even above it.
+        host_bytes: memory of the host cache, which the adapter that loads may exceed.
     """
 
     max_loras: int

@@ -37,11 +37,9 @@ class HostAdapter(NamedTuple):
 
 
 @torch.inference_mode()
-def cut_adapter(
-    adapter: PeftAdapter, held: Sequence[HeldProjections], dtype: torch.dtype, *, pinned: bool
-) -> HostAdapter:
+def cut_adapter(adapter: PeftAdapter, held: Sequence[HeldProjections], dtype: torch.dtype) -> HostAdapter:
     """Returns this rank's part: rows of B for the outputs that it computes, columns of A for the inputs that it has."""
-    memory = _Memory(_num_numbers(adapter, held), dtype, pinned)
+    memory = _Memory(_num_numbers(adapter, held), dtype)
     parts, ranks = [], []
     for matrix in held:
         of_matrix = [
@@ -51,8 +49,7 @@ def cut_adapter(
             for module, rows in zip(matrix.modules, matrix.rows, strict=True)
         ]
         parts.append(of_matrix)
-        numbers = torch.empty(len(of_matrix), dtype=torch.int32, pin_memory=pinned)
-        ranks.append(numbers.copy_(torch.tensor([0 if part is None else part.rank for part in of_matrix])))
+        ranks.append(torch.tensor([0 if part is None else part.rank for part in of_matrix], dtype=torch.int32))
     return HostAdapter(parts, ranks, memory.num_bytes)
 
 
@@ -79,10 +76,13 @@ def _num_numbers(adapter: PeftAdapter, held: Sequence[HeldProjections]) -> int:
 
 
 class _Memory:
-    """One allocation for all matrices: pinning each would take longer than reading it."""
+    """One allocation for all matrices, which returns to the system whole.
 
-    def __init__(self, num_numbers: int, dtype: torch.dtype, pinned: bool) -> None:
-        self._numbers = torch.empty(num_numbers, dtype=dtype, pin_memory=pinned)
+    It is not pinned: torch keeps pinned memory, in sizes of powers of two.
+    """
+
+    def __init__(self, num_numbers: int, dtype: torch.dtype) -> None:
+        self._numbers = torch.empty(num_numbers, dtype=dtype)
         self._num_taken = 0
 
     @property

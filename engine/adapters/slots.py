@@ -16,6 +16,8 @@ class AdapterSlots:
     """Matrices of `num_slots` adapters beside a model's own. Allocates them all at once.
 
     Attributes:
+        dtype: of the matrices.
+        held: the merged matrices that adapters change.
         num_bytes: of the memory.
     """
 
@@ -24,6 +26,7 @@ class AdapterSlots:
         self.max_rank = max_rank
         self._device = device
         self._products = _products(device)
+        self.dtype = model.dtype
         self.held = list(model.adaptable())
         self._weights = [
             AdapterWeights(held.linear.out_sizes, held.linear.in_size, num_slots, max_rank, model.dtype, device)
@@ -39,13 +42,26 @@ class AdapterSlots:
         selected = tokens if rows is None else AdapterRows.of(token_slots[list(rows)], self._device)
         return AdapterBatch(self._products, tokens, selected)
 
-    def graphed(self, num_tokens: int, num_rows: int) -> "GraphedAdapters":
-        """Args: num_rows: that the last layer computes to the end."""
-        return GraphedAdapters(self._products, num_tokens, num_rows, self.num_slots, self._device)
+    def graphed(self, num_tokens: int, num_rows: int | None) -> "GraphedAdapters":
+        """Args: num_rows: that the last layer computes to the end; None: all."""
+        tokens = GraphedRows(num_tokens, self.num_slots, self._device)
+        selected = tokens if num_rows is None else GraphedRows(num_rows, self.num_slots, self._device)
+        return GraphedAdapters(self._products, tokens, selected)
+
+    def fence(self) -> torch.cuda.Event | None:
+        """Returns an event behind all launched forward passes; None on a CPU, where they have ended."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def new_stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
     @torch.inference_mode()
     def write(self, slot: int, adapter: HostAdapter) -> None:
-        """Copies an adapter on the current stream. No forward pass may use the slot."""
+        """Copies an adapter on the current stream. No forward pass uses the slot."""
         for weights, parts, ranks in zip(self._weights, adapter.parts, adapter.ranks, strict=True):
             for part, matrices in enumerate(parts):
                 if matrices is not None:
@@ -53,21 +69,37 @@ class AdapterSlots:
                     weights.b_of(slot, part)[: matrices.rank].copy_(matrices.b, non_blocking=True)
             weights.ranks[slot].copy_(ranks, non_blocking=True)
 
+    def write_after(
+        self, slot: int, adapter: HostAdapter, stream: torch.cuda.Stream | None, after: torch.cuda.Event | None
+    ) -> None:
+        """Copies an adapter beside forward passes, and waits for the end.
+
+        Args:
+            stream: of `new_stream`; after: of `fence`, since when no forward pass uses the slot.
+        """
+        if stream is None or after is None:
+            self.write(slot, adapter)
+            return
+        with torch.cuda.stream(stream):
+            stream.wait_event(after)
+            self.write(slot, adapter)
+        stream.synchronize()
+
 
 class GraphedAdapters:
     """Adapters of one graph."""
 
-    def __init__(
-        self, products: AdapterProducts, num_tokens: int, num_rows: int, num_slots: int, device: torch.device
-    ) -> None:
-        self._tokens = GraphedRows(num_tokens, num_slots, device)
-        self._selected = GraphedRows(num_rows, num_slots, device)
-        self.batch = AdapterBatch(products, self._tokens.rows, self._selected.rows)
+    def __init__(self, products: AdapterProducts, tokens: GraphedRows, selected: GraphedRows) -> None:
+        """Args: selected: `tokens` if the last layer computes all."""
+        self._tokens = tokens
+        self._selected = selected
+        self.batch = AdapterBatch(products, tokens.rows, selected.rows)
 
-    def stage(self, token_slots: Int32s, rows: Sequence[int]) -> None:
-        """Args: as AdapterSlots.batch; padding comes last or has NO_ADAPTER."""
+    def stage(self, token_slots: Int32s, row_slots: Int32s) -> None:
+        """Args: of each token, and of each row that the last layer computes to the end; missing ones have none."""
         self._tokens.stage(token_slots)
-        self._selected.stage(token_slots[list(rows)])
+        if self._selected is not self._tokens:
+            self._selected.stage(row_slots)
 
 
 def _products(device: torch.device) -> AdapterProducts:

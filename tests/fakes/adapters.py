@@ -9,7 +9,6 @@ from tandem.engine.adapters.modules import adapted_modules
 from tandem.engine.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

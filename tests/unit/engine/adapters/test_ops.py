@@ -107,7 +107,7 @@ class Runner:
             held.linear.adapters.b.fill_(float("nan"))
         for slot, path in enumerate(case.adapters, 1):
             adapter = read_adapter(path, config, MAX_RANK)
-            self.slots.write(slot, cut_adapter(adapter, self.slots.held, torch.float32, pinned=False))
+            self.slots.write(slot, cut_adapter(adapter, self.slots.held, torch.float32))
 
     def sequence(self, num_tokens: int, slot: int, seed: int) -> TokenSequence:
         ids = random.Random(seed).choices(range(VOCAB_SIZE), k=num_tokens)
@@ -172,7 +172,6 @@ def test_greedy_tokens_equal_those_of_merged_weights(root: Path, family: str) ->
     wanted = [NO_ADAPTER, *range(1, 9), NO_ADAPTER, 4]
     sequences = [runner.sequence(7 + i, slot, seed=i) for i, slot in enumerate(wanted)]
     runner.greedy(sequences, num_steps=8)
-    texts = set()
     for sequence in sequences:
         slot = sequence.adapter_slot
         model = case.base if slot == NO_ADAPTER else merged(case.base, case.adapters[slot - 1])
