@@ -90,7 +90,7 @@ def make_both_scheduler(
     prefill_scheduler = PrefillScheduler(
         engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer, tier, adapters
     )
-    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer, moves)
+    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer, adapters, moves)
 
 
 class BothRole(WorkerRole):

@@ -84,9 +84,14 @@ class DecodeScheduler(ForwardScheduler):
                 again for its lease.
             adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
+        super().__init__(
+            engine,
+            cache,
+            recorder,
+            timer or ForwardTimer(engine.pool.device.type, clock, engine.experts),
+            adapters or AdapterUses(engine.adapters, clock),
+        )
         self._outbox = outbox
-        self._adapters = adapters or AdapterUses(engine.adapters, clock)
         self._config = config
         self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
@@ -178,7 +183,8 @@ class DecodeScheduler(ForwardScheduler):
 
     def settle(self) -> None:
         self._cache.free_deferred_pages()
-        self._adapters.poll(self._outbox)
+        if (places := self._adapters.poll()) is not None:
+            self._outbox.to_router(places)
         self._leases.start_arrived()
         self._recorder.lap("settle")
 

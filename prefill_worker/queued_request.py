@@ -46,7 +46,7 @@ class QueuedRequest:
     @property
     def is_preparing(self) -> bool:
         """True while its grammar is compiled, or its adapter loaded."""
-        return (self.constraint is not None and not self.constraint.is_ready) or not self.adapter.is_loaded
+        return (self.constraint is not None and not self.constraint.is_ready) or self.adapter.is_loading
 
     @property
     def queue_key(self) -> tuple[int, int]:

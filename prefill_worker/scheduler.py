@@ -89,11 +89,16 @@ class PrefillScheduler(ForwardScheduler):
             tier: the tier below the pool; None if there is none.
             adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
+        super().__init__(
+            engine,
+            cache,
+            recorder,
+            timer or ForwardTimer(engine.pool.device.type, clock, engine.experts),
+            adapters or AdapterUses(engine.adapters, clock),
+        )
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox
-        self._adapters = adapters or AdapterUses(engine.adapters, clock)
         self._config = config
         self._budget = budget or WholeChunks(config.chunk_size)
         self._clock = clock
@@ -163,7 +168,8 @@ class PrefillScheduler(ForwardScheduler):
         """Handles handovers and completed forward passes. Returns whether a pass was collected, in a mixed worker maybe
         a decode step before prompts."""
         self._cache.free_deferred_pages()
-        self._adapters.poll(self._outbox)
+        if (places := self._adapters.poll()) is not None:
+            self._outbox.to_router(places)
         self._settle_handovers()
         self._recorder.lap("settle")
         worked = False

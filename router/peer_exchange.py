@@ -85,7 +85,9 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 self._on_counts()
         return pb.ShareCountsEnd()
 
-    async def ShareAdapters(self, request: worker_pb2.Adapters, context: grpc.aio.ServicerContext) -> worker_pb2.Adapters:
+    async def ShareAdapters(
+        self, request: worker_pb2.Adapters, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.Adapters:
         self._adapters.merge(ADAPTERS_CODEC.decode(request).entries)
         return self._own_adapters()
 

@@ -1,7 +1,7 @@
 """LoRA adapters by name, equal in routers and workers.
 
-A name stands for the content that it was last loaded with. Every process that knows names keeps a book of entries. Books
-merge: of two entries for one name, the later one wins, so all books agree once they have exchanged their entries.
+A name stands for the content that it was last loaded with. Every process that knows names keeps a book of entries.
+Books merge: of two entries for one name, the later one wins. So all books agree once they have exchanged their entries.
 """
 
 from collections.abc import Iterable

@@ -126,6 +126,8 @@ class WorkerStats:
             memory, on its disk, or on another node; the others were in the pool.
         num_given_back: running requests given back for lack of pages.
         num_leases_expired: granted leases that no prefill worker filled in time.
+        num_adapters_on_device, num_adapters_in_host: LoRA adapters by place.
+        num_adapter_loads, adapter_load_ns: measured loads of adapters, and their time.
         load_token_s: seconds to load a token's KV from each tier of the page store (tandem.pagestore.messages), assumed
             before the first measurement; 0.0 for a tier that it lacks; empty without a store.
     """
@@ -146,6 +148,10 @@ class WorkerStats:
     prefix_disk_tokens: int = 0
     prefix_peer_tokens: int = 0
     num_queued_tokens: int = 0
+    num_adapters_on_device: int = 0
+    num_adapters_in_host: int = 0
+    num_adapter_loads: int = 0
+    adapter_load_ns: int = 0
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
     load_token_s: tuple[float, ...] = ()

@@ -34,8 +34,8 @@ class AdapterExchange:
         self._checks: set[asyncio.Task[None]] = set()
 
     def greeting(self) -> list[WorkerMessage]:
-        """Returns the messages to a router that has welcomed this worker. Names come first: the router knows them before
-        it can place a request."""
+        """Returns the messages to a router that has welcomed this worker. It must know the names before it can place a
+        request."""
         return [Adapters(self._book.entries()), self._places]
 
     def note_places(self, places: AdapterPlaces) -> None:

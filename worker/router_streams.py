@@ -211,15 +211,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                     events[router_of(event.request_id)].append(event)
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
-            case (
-                Hello()
-                | Heartbeat()
-                | CachedPrefixes()
-                | Recalled()
-                | ClockReply()
-                | AdapterChecked()
-                | Adapters()
-            ):
+            case Hello() | Heartbeat() | CachedPrefixes() | Recalled() | ClockReply() | AdapterChecked() | Adapters():
                 raise AssertionError("sent by the stream itself")
             case _:
                 if (router := router_of(message.request_id)) in told:

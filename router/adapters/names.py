@@ -28,6 +28,10 @@ class ServedModel:
         return self.adapter.content_hash if self.adapter is not None else ""
 
 
+# Of requests that no frontend made.
+BASE_MODEL = ServedModel("")
+
+
 class AdapterNames:
     """The router's book, which routers and workers keep equal.
 

@@ -11,7 +11,6 @@ from tandem.router.errors import InvalidRequestError, OverloadedError, Unauthent
 from tandem.router.workers.peer_counts import PeerCounts
 from tandem.rpc.auth import TokenSet, bearer_token
 
-
 NO_ADMIN = "adapters are loaded and unloaded only where the server was started with --admin-key"
 
 

@@ -20,7 +20,14 @@ from tandem.router.frontends.tracing import TracingService
 from tandem.router.observe.recordings import Recordings
 from tandem.rpc.channel import bind, new_client_facing_server
 from tandem.rpc.tls import ClientPortTls
-from tandem.v1 import adapters_pb2, adapters_pb2_grpc, inference_pb2, inference_pb2_grpc, recording_pb2, recording_pb2_grpc
+from tandem.v1 import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    recording_pb2,
+    recording_pb2_grpc,
+)
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 EMBED = inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods_by_name["Embed"].name

@@ -18,8 +18,8 @@ An exception in `choose` fails that request. An exception in a hook is logged (r
 A policy may read these attributes of a worker (described in router/workers/worker.py) and changes none: `worker_id`,
 `role`, `incarnation`, `num_assigned`, `num_pending_tokens`, `num_decoding`, `num_kv_tokens`, `num_arriving_tokens`,
 `num_held_tokens`, `forward_times`, `max_decoding`, `lean`, `load_number`, `rates`, `page_size`, `hello.num_pages`,
-`hello.device`, `prefixes.identities`, `node_store`, `load_token_s`, `adapters.wait_s`, `stats`. The counts include an attempt from
-`attempt_started` to `attempt_failed` or `request_finished`.
+`hello.device`, `prefixes.identities`, `node_store`, `load_token_s`, `adapters.wait_s`, `stats`. The counts include an
+attempt from `attempt_started` to `attempt_failed` or `request_finished`.
 """
 
 from abc import ABC, abstractmethod

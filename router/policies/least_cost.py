@@ -188,7 +188,6 @@ class LeastCost(PrefixPolicy):
             other: best pair of the other placement.
             prefills: workers that could compute the prompt.
         """
-        objectives = request.objectives
         num_to_compute = num_tokens - plan.ready.get(pair.prefill, 0)
         reason = "only"
         if other is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tandem.adapters import AdapterRef
 from tandem.embedding import EmbeddingParams
-from tandem.router.adapters.names import ServedModel
+from tandem.router.adapters.names import BASE_MODEL, ServedModel
 from tandem.router.requests.client_ids import TraceContext, current_trace_context
 from tandem.router.resumption import KeptStream, Resumption
 from tandem.sampling_params import SamplingParams
@@ -59,7 +59,7 @@ class RequestSpec:
     resume_token: bytes = b""
     embedding: EmbeddingParams | None = None
     client: str = ""
-    model: ServedModel = ServedModel("")
+    model: ServedModel = BASE_MODEL
 
     @property
     def adapter(self) -> AdapterRef | None:

@@ -165,7 +165,9 @@ def make_stream(
             raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
         answer_id, created = state.answer_id, state.created
     name = frontend.new_stream_name(key)
-    return ResumableStream(KeptStream(record_id(name, key), _body_digest(body, model), answer_id, created), name, recalled)
+    return ResumableStream(
+        KeptStream(record_id(name, key), _body_digest(body, model), answer_id, created), name, recalled
+    )
 
 
 def _body_digest(body: CompletionRequest | ChatCompletionRequest, model: ServedModel) -> bytes:
