@@ -19,6 +19,7 @@ from tandem.router.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from tandem.router.frontends.admin.status import loaded_adapters
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.grpc_embedding import Embeddings
@@ -167,6 +168,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 )
                 for store in router.stores
             ],
+            adapters=loaded_adapters(self._frontend),
             sizes=[
                 pb.SizeStatus(kind=kind, **asdict(size))
                 for kind, size in (router.size.kinds if router.size is not None else {}).items()

@@ -1,3 +1,4 @@
+from tandem.v1 import adapters_pb2 as _adapters_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -306,7 +307,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores", "sizes")
+    __slots__ = ("version", "model", "max_model_len", "ready", "not_ready_reason", "num_requests", "workers", "routers", "placements", "stores", "sizes", "adapters")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +319,7 @@ class ServerInfo(_message.Message):
     PLACEMENTS_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     version: str
     model: str
     max_model_len: int
@@ -329,7 +331,8 @@ class ServerInfo(_message.Message):
     placements: _containers.RepeatedCompositeFieldContainer[PlacementCount]
     stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
     sizes: _containers.RepeatedCompositeFieldContainer[SizeStatus]
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., sizes: _Optional[_Iterable[_Union[SizeStatus, _Mapping]]] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[_adapters_pb2.LoadedAdapter]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., sizes: _Optional[_Iterable[_Union[SizeStatus, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[_adapters_pb2.LoadedAdapter, _Mapping]]] = ...) -> None: ...
 
 class SizeStatus(_message.Message):
     __slots__ = ("kind", "low", "high", "target", "ready", "starting", "leaving", "start_s", "reason", "no_room")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tandem.engine.models.config import ModelConfig
 from tests.cluster.conftest import Oracle
-from tests.fakes.adapters import write_adapter
 from tests.fakes.adapters import merged as merged_model
+from tests.fakes.adapters import write_adapter
 
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -22,6 +22,4 @@ class AdapterOracle(Oracle):
 def write_adapters(root: Path, model_dir: Path) -> Mapping[str, Path]:
     """Writes an adapter of each of RANKS, by name."""
     model = ModelConfig.from_dir(model_dir)
-    return {
-        f"rank-{rank}": write_adapter(root / f"rank-{rank}", model, rank=rank, seed=rank) for rank in RANKS
-    }
+    return {f"rank-{rank}": write_adapter(root / f"rank-{rank}", model, rank=rank, seed=rank) for rank in RANKS}

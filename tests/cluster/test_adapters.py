@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tandem.v1 import inference_pb2 as pb
 from tests.cluster.adapters import RANKS, AdapterOracle, write_adapters
 from tests.cluster.conftest import Answer, Clusters, Oracle, ServedCluster, random_ids
 

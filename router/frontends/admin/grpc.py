@@ -2,9 +2,9 @@
 
 import grpc
 
-from tandem.adapters import AdapterRef
 from tandem.router.errors import RequestError, UnknownModelError
 from tandem.router.frontends.access import NO_ADMIN
+from tandem.router.frontends.admin.status import loaded_adapter, loaded_adapters
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.grpc import metadata_of, router_trailer, status_code
 from tandem.v1 import adapters_pb2 as pb
@@ -22,7 +22,7 @@ class AdapterAdmin(adapters_pb2_grpc.AdapterAdminServicer):
                 adapter = await self._frontend.router.adapter_loading.load(
                     request.name, request.path, in_place=request.in_place
                 )
-            return self._loaded(request.name, adapter)
+            return loaded_adapter(self._frontend, request.name, adapter)
         except RequestError as error:
             refusal = status_code(error), str(error)
         return await context.abort(*refusal, router_trailer(self._frontend))
@@ -44,10 +44,7 @@ class AdapterAdmin(adapters_pb2_grpc.AdapterAdminServicer):
     async def ListAdapters(
         self, request: pb.ListAdaptersRequest, context: grpc.aio.ServicerContext
     ) -> pb.LoadedAdapters:
-        loaded = self._frontend.router.adapters.loaded()
-        return pb.LoadedAdapters(
-            adapters=[self._loaded(entry.name, entry.adapter) for entry in loaded if entry.adapter is not None]
-        )
+        return pb.LoadedAdapters(adapters=loaded_adapters(self._frontend))
 
     async def _check(self, context: grpc.aio.ServicerContext) -> None:
         access = self._frontend.access
@@ -60,18 +57,3 @@ class AdapterAdmin(adapters_pb2_grpc.AdapterAdminServicer):
         except RequestError as error:
             refusal = status_code(error), str(error)
         await context.abort(*refusal, router_trailer(self._frontend))
-
-    def _loaded(self, name: str, adapter: AdapterRef) -> pb.LoadedAdapter:
-        router = self._frontend.router
-        content_hash = adapter.content_hash
-        return pb.LoadedAdapter(
-            name=name,
-            path=adapter.path,
-            content_hash=content_hash,
-            rank=adapter.rank,
-            targets=adapter.targets,
-            num_bytes=adapter.num_bytes,
-            on_device=[w.worker_id for w in router.workers if content_hash in w.adapters.on_device],
-            in_host=[w.worker_id for w in router.workers if content_hash in w.adapters.in_host],
-            num_requests=router.num_requests_of(content_hash),
-        )
