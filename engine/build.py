@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tandem.engine.adapters.follower import FollowerAdapters
 from tandem.engine.adapters.manager import AdapterManager
 from tandem.engine.agreement import check_equal, opened
 from tandem.engine.config import EngineConfig
@@ -103,7 +104,11 @@ def build_engine(
                 "for a torch made for CUDA 12"
             ) from error
     if engine.slots is not None:
-        engine.adapters = AdapterManager(engine.slots, model_config, config.adapter_limits)
+        limits = config.adapter_limits
+        if ranks.is_leader:
+            engine.adapters = AdapterManager(engine.slots, model_config, limits, ranks=launches)
+        else:
+            engine.follower_adapters = FollowerAdapters(engine.slots, model_config, limits.host_bytes)
     stages.end()
     logger.info("engine ready: %s", stages)
     return engine

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.engine.adapters.follower import FollowerAdapters
 from tandem.engine.adapters.ops import AdapterBatch
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import AttentionBackend
@@ -51,7 +52,12 @@ class Engine(EngineBase):
         ranks: publishes forward passes to the followers; None on a follower, on the only rank, and during trial passes,
             which all ranks launch by themselves.
         slots: of adapters; None: sequences have none.
+
+    Attributes:
+        follower_adapters: set on a follower with slots.
     """
+
+    follower_adapters: FollowerAdapters | None = None
 
     def __init__(
         self,
@@ -84,6 +90,8 @@ class Engine(EngineBase):
         self._collectives = model.collectives
 
     def close(self) -> None:
+        if self.follower_adapters is not None:
+            self.follower_adapters.close()
         if self._collectives is not None:
             self._collectives.close()
         super().close()

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from tandem.engine.models.config import ModelConfig
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 60.0
+# For the followers' loads, behind the leader's own.
+FOLLOWERS_TIMEOUT_S = 60.0
+LOOK_INTERVAL_S = 1e-3
 
 
 class Load(NamedTuple):
@@ -26,6 +30,7 @@ class Load(NamedTuple):
         slot: None: only into host memory.
         host: None: read it from the disk.
         after: forward passes that may use the slot's earlier adapter end before this event; None: on a CPU.
+        order: of the followers; 0: there are none.
     """
 
     number: int
@@ -33,6 +38,7 @@ class Load(NamedTuple):
     slot: int | None
     host: HostAdapter | None
     after: "torch.cuda.Event | None"
+    order: int = 0
 
 
 class Loaded(NamedTuple):
@@ -50,11 +56,22 @@ class Loaded(NamedTuple):
 class AdapterLoader:
     """Does one load after another, in order. The thread ends with the process."""
 
-    def __init__(self, slots: AdapterSlots, model: ModelConfig, on_loaded: Callable[[], None]) -> None:
-        """Args: on_loaded: called by the thread after each load."""
+    def __init__(
+        self,
+        slots: AdapterSlots,
+        model: ModelConfig,
+        on_loaded: Callable[[], None],
+        has_failed: Callable[[int], bool | None] = lambda order: False,
+    ) -> None:
+        """
+        Args:
+            on_loaded: called by the thread after each load.
+            has_failed: whether the followers' load of an order has failed; None: some still load.
+        """
         self._slots = slots
         self._model = model
         self._on_loaded = on_loaded
+        self._has_failed = has_failed
         self._loads: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
@@ -84,7 +101,9 @@ class AdapterLoader:
                     host = self._read(load.info)
                 if load.slot is not None:
                     self._slots.write_after(load.slot, host, stream, load.after)
+                    self._await_followers(load)
             except AdapterError as failure:
+                logger.warning("%s", failure)
                 host, error = None, str(failure)
             except Exception as failure:
                 # A request waits for an answer; the device's own errors end the next forward pass too.
@@ -92,6 +111,17 @@ class AdapterLoader:
                 host, error = None, f"adapter {load.info.path} could not be loaded: {type(failure).__name__}"
             self._loaded.put(Loaded(load, host, error))
             self._on_loaded()
+
+    def _await_followers(self, load: Load) -> None:
+        deadline = time.monotonic() + FOLLOWERS_TIMEOUT_S
+        while (has_failed := self._has_failed(load.order)) is None:
+            if time.monotonic() > deadline:
+                raise AdapterError(
+                    f"another rank has not loaded adapter {load.info.path} for {FOLLOWERS_TIMEOUT_S:g} s"
+                )
+            time.sleep(LOOK_INTERVAL_S)
+        if has_failed:
+            raise AdapterError(f"adapter {load.info.path} could not be loaded on another rank; its log says why")
 
     def _read(self, info: AdapterInfo) -> HostAdapter:
         adapter = read_adapter(info.path, self._model, self._slots.max_rank)

@@ -15,6 +15,7 @@ from tandem.engine.adapters.host import HostAdapter
 from tandem.engine.adapters.loader import AdapterLoader, Load
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.ranks.launches import RankLaunches
 
 # A loaded adapter keeps its slot for this long, so that the request that waits for it finds it there, in seconds.
 FIRST_USE_S = 1.0
@@ -61,7 +62,9 @@ class AdapterManager(Adapters):
         model: ModelConfig,
         limits: AdapterLimits,
         now: Callable[[], float] = time.monotonic,
+        ranks: RankLaunches | None = None,
     ) -> None:
+        """Args: ranks: publishes loads to the followers; None: there are none."""
         self.limits = limits
         self.on_loaded = lambda: None
         self._slots = slots
@@ -72,7 +75,11 @@ class AdapterManager(Adapters):
         # Also those that are removed while they are used or loaded.
         self._held: list[_Adapter] = []
         self._num_loads = 0
-        self._loader = AdapterLoader(slots, model, lambda: self.on_loaded())
+        self._ranks = ranks
+        if ranks is None:
+            self._loader = AdapterLoader(slots, model, lambda: self.on_loaded())
+        else:
+            self._loader = AdapterLoader(slots, model, lambda: self.on_loaded(), ranks.has_load_failed)
 
     def add(self, info: AdapterInfo) -> None:
         adapter = self._by_hash.get(info.content_hash)
@@ -141,8 +148,12 @@ class AdapterManager(Adapters):
         self._num_loads += 1
         adapter.loading, adapter.waits_since = self._num_loads, None
         adapter.used_at = self._tick()
-        after = None if adapter.slot is None else self._slots.fence()
-        self._loader.submit(Load(adapter.loading, adapter.info, adapter.slot, adapter.host, after))
+        after, order = None, 0
+        if adapter.slot is not None:
+            after = self._slots.fence()
+            if self._ranks is not None:
+                order = self._ranks.publish_load(adapter.slot, adapter.info)
+        self._loader.submit(Load(adapter.loading, adapter.info, adapter.slot, adapter.host, after, order))
 
     def _free_slot(self, wanted: _Adapter) -> int | None:
         """Returns an empty slot, or that of the least recently used adapter that may lose it."""

@@ -54,7 +54,10 @@ class AdapterOps(LayerOps):
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         if linear.adapters is None:
             return self._inner.norm_gated(x, norm, linear)
-        return self._inner.gate(self.norm_linear(x, norm, linear))
+        normed = self._inner.normed(x, norm)
+        shrunk = self._products.shrink(normed, linear.adapters, self._rows)
+        projected = self._inner.linear(normed, linear)
+        return self._products.expand_gated(shrunk, linear.adapters, self._rows, projected)
 
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if linear.adapters is None:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 import torch
+import torch.nn.functional as F
 
 from tandem.engine.adapters.rows import AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
@@ -18,9 +19,12 @@ class AdapterProducts(ABC):
         """Adds the products with B to `out`, (num_rows, sum(out_sizes)), contiguous. Rows without an adapter stay as
         they are."""
 
-    def runs_beside(self, x: torch.Tensor) -> bool:
-        """Returns whether `shrink` should run beside the base's product, on a stream of its own."""
-        return False
+    @abstractmethod
+    def expand_gated(
+        self, shrunk: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, projected: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns silu(first half of each row) * second half, of all rows, with the products with B added to
+        `projected`, which may be overwritten."""
 
 
 class ReferenceProducts(AdapterProducts):
@@ -39,6 +43,13 @@ class ReferenceProducts(AdapterProducts):
             for part, rank in enumerate(weights.ranks[slot].tolist()):
                 first, end = weights.firsts[part : part + 2]
                 out[numbers, first:end] += shrunk[numbers, part, :rank] @ weights.b_of(slot, part)[:rank]
+
+    def expand_gated(
+        self, shrunk: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, projected: torch.Tensor
+    ) -> torch.Tensor:
+        self.expand(shrunk, weights, rows, projected)
+        gate, up = projected.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
 def _tiles(rows: AdapterRows) -> list[tuple[int, torch.Tensor]]:

@@ -14,46 +14,63 @@ TILE_ROWS = ((0, 16), (512, 32), (2048, 64))
 
 
 class AdapterRows(NamedTuple):
-    """Rows that have adapters, grouped by slot. A tile has rows of one slot.
+    """Rows grouped by slot, those without an adapter last. A tile has rows of one slot.
 
     Attributes:
-        order: (num_rows,) int32, row numbers, those of a slot together. Only those within tiles count.
-        tile_slots: (num_tiles,) int32; NO_ADAPTER: the tile is empty.
-        tile_begins, tile_ends: (num_tiles,) int32, of the tile's rows in `order`.
+        order: (num_rows,) int32, row numbers.
+        tile_slots: (most tiles,) int32; NO_ADAPTER: its rows have none.
+        tile_begins, tile_ends: (most tiles,) int32, of the tile's rows in `order`.
+        num_tiles: (2,) int32: tiles with adapters, and all.
         tile_rows: most rows of a tile.
+        has_adapters: False: no row has one, now or in a later run of a graph.
     """
 
     order: torch.Tensor
     tile_slots: torch.Tensor
     tile_begins: torch.Tensor
     tile_ends: torch.Tensor
+    num_tiles: torch.Tensor
     tile_rows: int
+    has_adapters: bool = True
 
     @classmethod
     def of(cls, slots: Int32s, device: torch.device) -> "AdapterRows":
         """Uploads without waiting. Args: slots: of each row, (num_rows,); NO_ADAPTER for none."""
         tile_rows = tile_rows_for(len(slots))
-        order, tile_slots, begins, ends = Packed(*grouped(slots, tile_rows)).to(device)
-        return cls(order, tile_slots, begins, ends, tile_rows)
+        tiles = grouped(slots, tile_rows)
+        order, tile_slots, begins, ends, num_tiles = Packed(*tiles).to(device)
+        return cls(order, tile_slots, begins, ends, num_tiles, tile_rows, bool(tiles.num[0]))
+
+
+class Tiles(NamedTuple):
+    """Attributes: as of AdapterRows."""
+
+    order: Int32s
+    slots: Int32s
+    begins: Int32s
+    ends: Int32s
+    num: Int32s
 
 
 def tile_rows_for(num_rows: int) -> int:
     return max(size for least, size in TILE_ROWS if num_rows >= least)
 
 
-def grouped(slots: Int32s, tile_rows: int) -> tuple[Int32s, Int32s, Int32s, Int32s]:
-    """Returns order, tile_slots, tile_begins and tile_ends of AdapterRows, without empty tiles. Args: slots: of each
-    row."""
-    (order,) = np.nonzero(slots != NO_ADAPTER)
-    order = order[np.argsort(slots[order], kind="stable")]
-    present, firsts, counts = np.unique(slots[order], return_index=True, return_counts=True)
+def grouped(slots: Int32s, tile_rows: int) -> Tiles:
+    """Args: slots: of each row."""
+    # Rows without an adapter behind all slots.
+    keys = np.where(slots == NO_ADAPTER, np.iinfo(np.int32).max, slots)
+    order = np.argsort(keys, kind="stable")
+    _, firsts, counts = np.unique(keys[order], return_index=True, return_counts=True)
     num_tiles = -(-counts // tile_rows)
     ends = np.repeat(firsts + counts, num_tiles)
     # Of each tile, its number within its slot.
     within = np.arange(num_tiles.sum()) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
     begins = np.repeat(firsts, num_tiles) + tile_rows * within
-    of_slots, ends = np.repeat(present, num_tiles), np.minimum(begins + tile_rows, ends)
-    return order.astype(np.int32), of_slots.astype(np.int32), begins.astype(np.int32), ends.astype(np.int32)
+    of_slots = slots[order[begins]]
+    num = (of_slots != NO_ADAPTER).sum(), len(of_slots)
+    tiles = (order, of_slots, begins, np.minimum(begins + tile_rows, ends), np.array(num))
+    return Tiles(*(numbers.astype(np.int32) for numbers in tiles))
 
 
 class GraphedRows:
@@ -61,15 +78,14 @@ class GraphedRows:
 
     def __init__(self, num_rows: int, num_slots: int, device: torch.device) -> None:
         self._tile_rows = tile_rows_for(num_rows)
-        # Each slot may have a tile that is not full.
-        self._num_tiles = num_rows // self._tile_rows + min(num_rows, num_slots)
+        # Each slot may have a tile that is not full, and the rows without an adapter too.
+        self._most_tiles = num_rows // self._tile_rows + min(num_rows, num_slots + 1)
         self._num_rows = num_rows
         self._staged: bytes | None = None
         packed = self._packed(np.full(num_rows, NO_ADAPTER, np.int32))
         self._memory = torch.zeros(aligned(packed.num_bytes), dtype=torch.uint8, device=device)
-        order, slots, begins, ends = packed.views(self._memory)
-        self.rows = AdapterRows(order, slots, begins, ends[: self._num_tiles], self._tile_rows)
-        slots.fill_(NO_ADAPTER)
+        order, slots, begins, ends, num_tiles = packed.views(self._memory)
+        self.rows = AdapterRows(order, slots, begins, ends, num_tiles[:2], self._tile_rows)
 
     def stage(self, slots: Int32s) -> None:
         """Args: slots: of the first rows; the others have none. The same as before are not copied again."""
@@ -79,9 +95,9 @@ class GraphedRows:
             self._packed(slots).copy_to(self._memory)
 
     def _packed(self, slots: Int32s) -> Packed:
-        order, *tiles = grouped(slots, self._tile_rows)
-        arrays = [np.zeros(self._num_rows, np.int32), *(np.zeros(self._num_tiles, np.int32) for _ in tiles)]
-        arrays[1].fill(NO_ADAPTER)
-        for array, numbers in zip(arrays, (order, *tiles), strict=True):
-            array[: len(numbers)] = numbers
-        return Packed(*arrays)
+        of_rows = np.full(self._num_rows, NO_ADAPTER, np.int32)
+        of_rows[: len(slots)] = slots
+        order, *of_tiles, num = grouped(of_rows, self._tile_rows)
+        tiles = np.zeros((3, self._most_tiles), np.int32)
+        tiles[:, : num[1]] = of_tiles
+        return Packed(order, *tiles, num)

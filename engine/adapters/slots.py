@@ -105,6 +105,6 @@ class GraphedAdapters:
 def _products(device: torch.device) -> AdapterProducts:
     if device.type != "cuda":
         return ReferenceProducts()
-    from tandem.engine.adapters.triton import TritonProducts
+    from tandem.engine.adapters.triton_products import TritonProducts
 
     return TritonProducts(device)
