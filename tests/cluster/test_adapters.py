@@ -1,9 +1,11 @@
 """LoRA adapters over one base model, through a prefill and a decode worker."""
 
+import json
 import os
 import random
 import shutil
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -11,14 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from tandem.client import TandemClient, TandemError
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine.models.config import ModelConfig
 from tests.cluster.adapters import RANKS, AdapterOracle, write_adapters
 from tests.cluster.conftest import RESTART_S, Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.wire import HttpAnswer, http
+from tests.fakes.adapters import write_adapter
 
 MAX_TOKENS = 12
 PAGE_SIZE = 16
@@ -222,15 +226,19 @@ def test_the_http_api_names_adapters_as_vllm_does(
         assert answer.choices[0].text == tiny_oracle.decode(oracles["rank-3"].generate(prompt_ids, 8))
         chat = client.chat.completions.create(model="rank-3", messages=[{"role": "user", "content": "x"}], max_tokens=4)
         assert chat.model == "rank-3"
-    admin, body = {"Authorization": f"Bearer {ADMIN_KEY}"}, {"lora_name": "by-http", "lora_path": "rank-1"}
-    assert httpx.post(f"{url}/v1/load_lora_adapter", json=body).status_code == 401
-    loaded = httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=admin)
-    assert loaded.status_code == 200 and loaded.json()["rank"] == 1, loaded.text
-    unloaded = httpx.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": "by-http"}, headers=admin)
-    assert unloaded.status_code == 200
-    assert httpx.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": "by-http"}, headers=admin).status_code == 404
+    assert post(served, "load", lora_name="by-http", lora_path="rank-1", key="ordinary").status == 401
+    loaded = post(served, "load", lora_name="by-http", lora_path="rank-1")
+    assert loaded.status == 200 and json.loads(loaded.body)["rank"] == 1, loaded.body
+    assert post(served, "unload", lora_name="by-http").status == 200
+    assert post(served, "unload", lora_name="by-http").status == 404
 
 
+def post(served: ServedCluster, action: str, *, key: str = ADMIN_KEY, **body: str) -> HttpAnswer:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    return http(served, "POST", f"/v1/{action}_lora_adapter", json.dumps(body).encode(), headers)
+
+
+@pytest.mark.slow
 def test_streams_keep_their_content_after_the_death_of_a_worker(
     served: ServedCluster, admin: TandemClient, root: Path, paths: Mapping[str, Path], oracles: Mapping[str, Oracle]
 ) -> None:
@@ -250,6 +258,7 @@ def test_streams_keep_their_content_after_the_death_of_a_worker(
     admin.unload_adapter("mortal")
 
 
+@pytest.mark.slow
 def test_a_restarted_router_knows_all_names(
     served: ServedCluster, admin: TandemClient, routers: list[TandemClient], paths: Mapping[str, Path]
 ) -> None:
@@ -270,3 +279,51 @@ def is_ready(router: TandemClient) -> bool:
         return router.server_info().ready
     except TandemError:
         return False
+
+
+NUM_CYCLES = 1000
+
+
+@pytest.mark.slow
+def test_a_thousand_loads_and_unloads_under_load(
+    served: ServedCluster, admin: TandemClient, root: Path, tiny_model_dir: Path, oracles: Mapping[str, Oracle]
+) -> None:
+    model = ModelConfig.from_dir(tiny_model_dir)
+    prompt_ids = random_ids(random.Random(10), 30)
+    expected = {name: oracles[name].generate(prompt_ids, MAX_TOKENS) for name in ("", "rank-2", "rank-8", "rank-16")}
+    stop = threading.Event()
+
+    def keep_asking(name: str) -> int:
+        num_answers = 0
+        while not stop.is_set():
+            assert complete(served, name, prompt_ids).token_ids == expected[name]
+            num_answers += 1
+        return num_answers
+
+    memory: list[dict[str, int]] = []
+    with ThreadPoolExecutor(len(expected)) as pool:
+        asking = [pool.submit(keep_asking, name) for name in expected]
+        try:
+            for number in range(NUM_CYCLES):
+                # Another content each time, and another name: nothing of one may stay for the next.
+                path = write_adapter(root / "passing", model, rank=4, seed=1000 + number)
+                admin.load_adapter(f"passing-{number}", "passing")
+                complete(served, f"passing-{number}", prompt_ids, max_tokens=2)
+                admin.unload_adapter(f"passing-{number}")
+                shutil.rmtree(path)
+                if number % 250 == 249:
+                    memory.append(resident_bytes(served))
+        finally:
+            stop.set()
+        assert all(task.result() > 0 for task in asking), "every model was served throughout"
+    assert {one.name for one in admin.list_adapters()} == set(oracles) - {""}
+    for process, before in memory[1].items():
+        assert memory[-1][process] < 1.15 * before, f"{process} grew from {before} to {memory[-1][process]} bytes"
+
+
+def resident_bytes(served: ServedCluster) -> dict[str, int]:
+    info = served.client.server_info()
+    pids = {worker.worker_id: worker.pid for worker in info.workers}
+    pids |= {router.router_id: router.pid for router in info.routers}
+    pages = {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for name, pid in pids.items()}
+    return {name: os.sysconf("SC_PAGE_SIZE") * count for name, count in pages.items()}
