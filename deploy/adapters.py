@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from tandem.adapters import AdapterRef
+from tandem.adapters import AdapterEntry
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.engine.config import EngineConfig
 from tandem.worker.adapter_check import read_adapter
@@ -11,7 +11,7 @@ from tandem.worker.adapter_check import read_adapter
 
 def read_adapters(
     config: ClusterConfig, engine: EngineConfig, model_names: Collection[str]
-) -> tuple[tuple[str, AdapterRef], ...]:
+) -> tuple[AdapterEntry, ...]:
     """Reads and checks the adapters of --lora, about a second for each GB.
 
     Args:
@@ -25,7 +25,9 @@ def read_adapters(
         if name in model_names:
             raise ValueError(f"`lora` {name!r} is a name of the served model: choose another one")
         try:
-            adapters.append((name, read_adapter(engine, Path(path).absolute())))
+            adapter = read_adapter(engine, Path(path).absolute())
         except ValueError as error:
             raise ValueError(f"adapter {name!r} cannot be served: {error}") from error
+        # Any load or unload is later.
+        adapters.append(AdapterEntry(name, 0, "", adapter))
     return tuple(adapters)

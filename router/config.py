@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tandem.adapters import AdapterRef
+from tandem.adapters import AdapterEntry
 from tandem.config import (
     ClusterTls,
     ClusterTlsFiles,
@@ -262,7 +262,7 @@ class RouterConfig(RouterOptions):
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     workers: Mapping[str, Role] = field(default_factory=dict)
     stores: tuple[str, ...] = ()
-    adapters: tuple[tuple[str, AdapterRef], ...] = ()
+    adapters: tuple[AdapterEntry, ...] = ()
     takes_adapters: bool = False
     starts_from_zero: bool = False
     num_restarts: int = 0

@@ -97,7 +97,7 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
 
     async def _exchange_adapters(self, stub: Any) -> None:
         # Where this fails, the call of the counts fails too, and its next one begins with the names.
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError), call_errors():
             answer = await stub.ShareAdapters(
                 self._own_adapters(), metadata=self._credentials.metadata, timeout=SHARE_TIMEOUT_S
             )

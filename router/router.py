@@ -358,7 +358,9 @@ class Router:
         if hello.start_s:
             self._worker_wait.note_start(hello.worker_id, hello.start_s)
         welcome = Welcome(self.incarnation, self._policy.wants_prefixes)
-        worker.send([welcome, self.clocks.probe(), Adapters(self.adapters.entries())])
+        worker.send([welcome, self.clocks.probe()])
+        if entries := self.adapters.entries():
+            worker.send([Adapters(entries)])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self.live.journal.worker_joined(hello)

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from tandem.adapters import AdapterBook, AdapterEntry, AdapterRef
 
-# Version of names from the command line: any later load or unload wins.
-STATIC_VERSION = 0
-
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -43,13 +40,13 @@ class AdapterNames:
     """
 
     def __init__(
-        self, origin: str, static: Iterable[tuple[str, AdapterRef]] = (), now_ns: Callable[[], int] = time.time_ns
+        self, origin: str, static: Iterable[AdapterEntry] = (), now_ns: Callable[[], int] = time.time_ns
     ) -> None:
-        """Args: origin: unique name of this router. static: names and contents of the command line."""
+        """Args: origin: unique name of this router. static: of the command line, earlier than all changes."""
         self._origin = origin
         self._now_ns = now_ns
         self._book = AdapterBook()
-        self._book.merge(AdapterEntry(name, STATIC_VERSION, "", adapter) for name, adapter in static)
+        self._book.merge(static)
         self._num_ended: Counter[tuple[str, str]] = Counter()
         self._on_news: list[Callable[[Sequence[AdapterEntry]], None]] = []
         self.is_complete = False

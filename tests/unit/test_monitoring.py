@@ -13,7 +13,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.adapters import AdapterRef
+from tandem.adapters import AdapterEntry, AdapterRef
 from tandem.deploy.config.bounds import SIZED_KINDS
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
@@ -60,7 +60,7 @@ def exported() -> dict[str, dict[str, set[str]]]:
     size = ClusterSize({kind: KindSize(1, 2, 2, 1, 1, 0, 9.0) for kind in SIZED_KINDS}, {("any", "up", "load"): 1})
     elastic = new_metrics()
     elastic.add_families(lambda: size_metrics(size))
-    names = AdapterNames("r", [("sql", AdapterRef("h", "/a", 8, (), 1))])
+    names = AdapterNames("r", [AdapterEntry("sql", 0, "", AdapterRef("h", "/a", 8, (), 1))])
     names.count_ended("sql", "finished")
     elastic.add_families(lambda: adapter_metrics(names, ()))
     texts = [exposition.decode() for exposition in (router_exposition(), elastic.exposition())]

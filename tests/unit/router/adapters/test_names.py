@@ -9,7 +9,7 @@ from tests.fakes.scripted_adapters import make_ref
 
 
 def make_names(now_ns: int = 100) -> tuple[AdapterNames, list[AdapterEntry]]:
-    names, told = AdapterNames("r0", [("static", make_ref("s"))], lambda: now_ns), []
+    names, told = AdapterNames("r0", [AdapterEntry("static", 0, "", make_ref("s"))], lambda: now_ns), []
     names.subscribe(told.extend)
     return names, told
 
