@@ -6,6 +6,7 @@ from tandem.lifecycle import now_ns
 from tandem.messages import NO_HITS, Moment, TierHits
 from tandem.priority import virtual_arrival_ns
 from tandem.sampling_params import TokenLogprobs
+from tandem.worker.adapter_uses import NO_USE, AdapterUse
 
 
 @dataclass(eq=False, slots=True)
@@ -20,6 +21,7 @@ class DecodeJob:
         moments: moments not sent to the router.
         has_ended: tokens of steps in flight are dropped.
         is_leaving: it gets no further step, because it moves once its tokens are known.
+        adapter: use of its adapter, held from its first step to its end.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class DecodeJob:
     moments: list[Moment] = field(default_factory=list)
     has_ended: bool = False
     is_leaving: bool = False
+    adapter: AdapterUse = NO_USE
 
     @property
     def queue_key(self) -> tuple[int, str]:
@@ -55,14 +58,18 @@ class DecodeJob:
 
     @property
     def needs_step(self) -> bool:
-        """True if another token is to be computed here, by max_tokens, and its grammar is compiled."""
-        if self.is_compiling or self.is_leaving:
+        """True if another token is to be computed here, by max_tokens, and grammar and adapter are ready."""
+        if self.is_compiling or self.is_leaving or self.waits_for_adapter:
             return False
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
 
     @property
     def is_compiling(self) -> bool:
         return self.sequence.constraint is not None and not self.sequence.constraint.is_ready
+
+    @property
+    def waits_for_adapter(self) -> bool:
+        return self.adapter is not NO_USE and not self.adapter.is_held
 
     def finish_reason(self) -> str:
         """Returns "stop", "length" or ""."""

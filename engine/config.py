@@ -88,7 +88,7 @@ class EngineOptions:
     )
     max_loras: int = option(
         0,
-        "adapters in a worker's device memory at the same time; 0: the cluster serves no adapters",
+        "adapters in a worker's device memory at the same time; 0: 8 with --lora or --lora-root, else none",
         metavar="N",
         detail=" ([adapters.md](adapters.md))",
     )

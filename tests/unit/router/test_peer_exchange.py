@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
+from tandem.router.adapters.names import AdapterNames
 from tandem.router.peer_exchange import INTERVAL_S, CountsFeed, PeerExchange, decode_counts
 from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.auth import cluster_auth
@@ -27,6 +28,7 @@ class End:
         self.counts = PeerCounts(time.monotonic)
         self.address = ""
         self._server: grpc.aio.Server | None = None
+        self.adapters = AdapterNames(name)
         self._task: asyncio.Task[None] | None = None
 
     async def serve(self, port: int = 0) -> None:
@@ -36,7 +38,9 @@ class End:
     async def join(self, *others: "End") -> None:
         peers = {other.name: other.address for other in others}
         credentials = ClusterCredentials(TOKEN)
-        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, lambda: None, credentials)
+        exchange = self.exchange = PeerExchange(
+            self.name, peers, self.counts, lambda: self.own, lambda: None, credentials, self.adapters
+        )
         assert self._server is not None
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, self._server)
         await self._server.start()
