@@ -10,10 +10,12 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import torch
 
 from benchmarks.rows import Row, argument_parser, report
+from tandem.engine import graph_runner
 from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.adapters.host import HostAdapter, Matrices
 from tandem.engine.adapters.slots import AdapterSlots
@@ -25,7 +27,9 @@ from tandem.engine.token_sequence import TokenSequence
 
 PAGE_SIZE = 16
 DTYPE = "bfloat16"
-NUM_WARMUPS, NUM_STEPS, NUM_ROUNDS = 3, 20, 3
+NUM_WARMUPS, NUM_ROUNDS = 2, 3
+# Forward passes of a round.
+NUM_REPEATS: dict[ForwardMode, int] = {"decode": 20, "prefill": 2}
 # Prompts of a prefill, and tokens of each.
 PREFILLS = ((1, 8192), (8, 1024))
 MOST_OF_DECODE, MOST_OF_PREFILL = 1.15, 1.1
@@ -72,7 +76,7 @@ class Ratios:
                 for number, sequence in enumerate(sequences):
                     sequence.adapter_slot = number % kind if kind else NO_ADAPTER
                 engine = self._base if kind is None else self._adapted
-                times[kind].append(_seconds(engine, mode, sequences, NUM_STEPS if mode == "decode" else 2))
+                times[kind].append(_seconds(engine, mode, sequences))
         return times
 
     def _sequences(self, count: int, length: int, cached_len: int) -> list[TokenSequence]:
@@ -90,9 +94,9 @@ class Ratios:
         ]
 
 
-def _seconds(engine: EngineBase, mode: ForwardMode, sequences: Sequence[TokenSequence], num_repeats: int) -> float:
+def _seconds(engine: EngineBase, mode: ForwardMode, sequences: Sequence[TokenSequence]) -> float:
     previous: ForwardOutput | None = None
-    began = 0.0
+    began, num_repeats = 0.0, NUM_REPEATS[mode]
     for number in range(NUM_WARMUPS + num_repeats):
         if number == NUM_WARMUPS:
             if previous is not None:
@@ -138,14 +142,13 @@ def load_row(slots: AdapterSlots, rank: int) -> Row:
 
 
 def build_engines(
-    model_dir: Path, num_pages: int, max_batch_size: int, num_slots: int, rank: int
+    model_dir: Path, num_pages: int, batch_sizes: Sequence[int], num_slots: int, rank: int
 ) -> tuple[EngineBase, EngineBase, AdapterSlots]:
     """Returns an engine of the base, one with slots over the same weights and pages, and its slots. Needs CUDA."""
     from tandem.engine.attention.base import GraphableBackend
     from tandem.engine.attention.choice import choose_backend
     from tandem.engine.config import EngineConfig
     from tandem.engine.engine import Engine
-    from tandem.engine.graph_runner import DecodeGraphs
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
     from tandem.engine.models.build import build_model
     from tandem.engine.page_layout import page_layout_of
@@ -166,7 +169,11 @@ def build_engines(
         attention = backend(pool, config.num_q_heads)
         assert isinstance(attention, GraphableBackend)
         num_table_pages = layout.num_pages_for(config.max_position_embeddings)
-        graphs = DecodeGraphs(model, attention, device, max_batch_size, num_table_pages, lambda doing: None, of_engine)
+        # Others would not run.
+        with mock.patch.object(graph_runner, "graph_sizes", lambda most: sorted(batch_sizes)):
+            graphs = graph_runner.DecodeGraphs(
+                model, attention, device, max(batch_sizes), num_table_pages, lambda doing: None, of_engine
+            )
         engines.append(Engine(model, pool, attention, graphs, slots=of_engine))
     return engines[0], engines[1], slots
 
@@ -179,10 +186,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--context", type=int, default=1024, help="tokens of each decoded sequence")
     arguments = parser.parse_args(argv)
-    model_dir, largest = Path(arguments.model), max(arguments.batch_sizes)
-    num_tokens = max(largest * arguments.context, *(count * length for count, length in PREFILLS))
+    model_dir = Path(arguments.model)
+    num_tokens = max(max(arguments.batch_sizes) * arguments.context, *(count * length for count, length in PREFILLS))
     num_slots = max(arguments.adapters)
-    base, adapted, slots = build_engines(model_dir, -(-num_tokens // PAGE_SIZE), largest, num_slots, arguments.rank)
+    num_pages = -(-num_tokens // PAGE_SIZE)
+    base, adapted, slots = build_engines(model_dir, num_pages, arguments.batch_sizes, num_slots, arguments.rank)
     rows = [load_row(slots, arguments.rank)]
     ratios = Ratios(base, adapted, ModelConfig.from_dir(model_dir).vocab_size)
     for batch_size in arguments.batch_sizes:

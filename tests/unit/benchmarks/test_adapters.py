@@ -31,7 +31,7 @@ def test_steps_and_prefills_against_the_base(monkeypatch: pytest.MonkeyPatch) ->
         ("prefill, 2 x 30, 1 adapters: times base", 2),
     ]
     assert not rows[2].ok and rows[1].ok
-    per_round = adapters.NUM_WARMUPS + adapters.NUM_STEPS
+    per_round = adapters.NUM_WARMUPS + adapters.NUM_REPEATS["decode"]
     assert base.batches[: NUM_ROUNDS * per_round] == [("decode", [1, 1, 1])] * (NUM_ROUNDS * per_round)
     assert base.num_launched == adapted.num_launched == 0
 

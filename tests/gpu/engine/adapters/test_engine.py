@@ -123,18 +123,9 @@ def test_graphs_compute_what_single_launches_compute(
 
     monkeypatch.setattr(DecodeGraphs, "_capture", refuse)
     graphed = Run(engine, infos, expected.ids)
-    # Where all agree on the tokens; in bfloat16 a near tie may be decided otherwise.
-    pairs = [
-        (one, other, wanted)
-        for one, other, wanted, ids in zip(
-            single.logprobs,
-            graphed.logprobs,
-            expected.logprobs,
-            zip(*(chain.from_iterable(run.ids) for run in (single, graphed, expected)), strict=True),
-            strict=True,
-        )
-        if len(set(ids)) == 1
-    ]
-    assert len(pairs) > 0.8 * len(expected.logprobs)
-    for one, other, wanted in pairs:
-        assert one == pytest.approx(wanted, abs=0.2) and other == pytest.approx(wanted, abs=0.2)
+    for run in (single, graphed):
+        # A near tie may be decided otherwise in bfloat16.
+        same = list(map(int.__eq__, chain.from_iterable(run.ids), chain.from_iterable(expected.ids)))
+        errors = [abs(a - b) for a, b, is_same in zip(run.logprobs, expected.logprobs, same, strict=True) if is_same]
+        assert len(errors) > 0.75 * len(same)
+        assert sum(errors) / len(errors) < 0.15 and max(errors) < 1.0
