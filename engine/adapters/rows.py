@@ -86,6 +86,8 @@ class GraphedRows:
         self._memory = torch.zeros(aligned(packed.num_bytes), dtype=torch.uint8, device=device)
         order, slots, begins, ends, num_tiles = packed.views(self._memory)
         self.rows = AdapterRows(order, slots, begins, ends, num_tiles[:2], self._tile_rows)
+        # Until the first `stage`, no row has an adapter.
+        packed.copy_to(self._memory)
 
     def stage(self, slots: Int32s) -> None:
         """Args: slots: of the first rows; the others have none. The same as before are not copied again."""
