@@ -1,6 +1,7 @@
-"""Measures one engine on one GPU through the whole engine loop, without sockets.
+"""Measures one engine through the whole engine loop, without sockets, on one GPU or with a rank on each of several.
 
-Weights and prompts are random; prompts share no prefix. Floors (engine/floors.py) come from rates of the same run.
+Weights and prompts are random; prompts share no prefix. Floors (engine/floors.py) come from rates of the same run;
+those of several ranks assume as many times one GPU's rates.
 
 decode    a decode step: (time for 257 output tokens - time for 1) / 256, all requests at once, prompts of 1,024 tokens
 prefill   prompt tokens per second until every request has its first token
@@ -26,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits
 from benchmarks.engine_loop import PAGE_SIZE, Loop, add_engine_arguments, build_loop, open_model
+from benchmarks.engine_ranks import RankedEngines
 from tandem.engine.floors import Limits, decode_floor, prefill_floor
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.stage_timer import StageTimer
@@ -177,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--sweep", action="store_true", help="measure the sweep too")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=Sizes().batches, help="of decode steps")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks, on a GPU each if there are so many")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args(argv)
     parts = arguments.only.split(",") if arguments.only else [part for part in PARTS if part != "sweep"]
@@ -187,24 +190,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = Sizes(batches=arguments.batch_sizes).of_parts(parts)
     stages.begin("device and model")
     model = open_model(parser, Path(arguments.model), arguments.quantization)
-    loop = build_loop(arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin)
-    stages.end()
-    first_request_s = loop.run([(512, 8)])
-    # After the start-up, because measuring the limits sets up the device.
-    limits = measure_limits()
-    benchmark = EngineBenchmark(loop, model, limits, sizes, arguments.kv_cache_dtype)
-    loop.run([(sizes.prompt_len, 8)] * 2)
-    measure = {
-        "decode": benchmark.decode,
-        "prefill": benchmark.prefill,
-        "workload": benchmark.workload,
-        "startup": lambda: start_up_results(stages, first_request_s),
-        "sweep": benchmark.sweep,
-    }
-    results = [result for part in parts for result in measure[part]()]
+    with RankedEngines() as engines:
+        loop = build_loop(
+            arguments, sizes.num_tokens, sizes.max_batch_size, stages.begin, engines.build, degree=arguments.tp
+        )
+        stages.end()
+        first_request_s = loop.run([(512, 8)])
+        # After the start-up, because measuring the limits sets up the device.
+        limits = Limits(*(arguments.tp * rate for rate in measure_limits()))
+        benchmark = EngineBenchmark(loop, model, limits, sizes, arguments.kv_cache_dtype)
+        loop.run([(sizes.prompt_len, 8)] * 2)
+        measure = {
+            "decode": benchmark.decode,
+            "prefill": benchmark.prefill,
+            "workload": benchmark.workload,
+            "startup": lambda: start_up_results(stages, first_request_s),
+            "sweep": benchmark.sweep,
+        }
+        results = [result for part in parts for result in measure[part]()]
     overlap = "off" if arguments.disable_overlap else "on"
     weights = "FP8 weights" if model.quantization else "bfloat16"
     kv = "" if arguments.kv_cache_dtype == "auto" else f", KV {arguments.kv_cache_dtype}"
+    kv += "" if arguments.tp == 1 else f", {arguments.tp} ranks"
     title = f"{Path(arguments.model).name}, {weights}{kv}, attention {arguments.attention_backend}, overlap {overlap}"
     show(results, limits, title)
     if model.experts is not None:

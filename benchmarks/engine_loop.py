@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -24,6 +24,8 @@ from tandem.sampling_params import SamplingParams
 CHUNK_SIZE = 16384
 PAGE_SIZE = 16
 RUN_TIMEOUT_S = 300.0
+
+BuildEngine: TypeAlias = Callable[[EngineConfig, Callable[[str], None]], EngineBase]
 
 
 class Loop:
@@ -65,6 +67,10 @@ class Loop:
         self._worker.submit(f"r{self._num_requests}", prompt, sampling)
 
 
+def build_alone(config: EngineConfig, on_progress: Callable[[str], None]) -> EngineBase:
+    return build_engine(config, "benchmark", on_progress)
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--attention-backend", choices=(AUTO, *ATTENTION_BACKENDS.names), default=AUTO)
@@ -88,13 +94,20 @@ def open_model(parser: argparse.ArgumentParser, directory: Path, quantization: s
 
 
 def build_loop(
-    arguments: argparse.Namespace, num_tokens: int, max_batch_size: int, on_progress: Callable[[str], None]
+    arguments: argparse.Namespace,
+    num_tokens: int,
+    max_batch_size: int,
+    on_progress: Callable[[str], None],
+    build: BuildEngine = build_alone,
+    degree: int = 1,
 ) -> Loop:
-    """Build an engine in bfloat16 on the GPU. Args: num_tokens: capacity of the pool."""
+    """Build an engine in bfloat16 on the GPU. Args: num_tokens: capacity of the pool; degree: number of ranks."""
     model = ModelConfig.from_dir(Path(arguments.model))
     engine = build_dummy_engine(
         arguments.model,
         on_progress,
+        build,
+        degree=degree,
         quantization=arguments.quantization,
         kv_cache_dtype=arguments.kv_cache_dtype,
         num_pages=-(-num_tokens // PAGE_SIZE),
@@ -111,9 +124,11 @@ def build_loop(
     return Loop(engine, prefill, decode, model.vocab_size)
 
 
-def build_dummy_engine(model_dir: str, on_progress: Callable[[str], None], **options: Any) -> EngineBase:
+def build_dummy_engine(
+    model_dir: str, on_progress: Callable[[str], None], build: BuildEngine = build_alone, **options: Any
+) -> EngineBase:
     """Build an engine with random bfloat16 weights on the GPU."""
     config = EngineConfig(
         model_dir, load_format="dummy", device="cuda", dtype="bfloat16", page_size=PAGE_SIZE, **options
     )
-    return build_engine(config, "benchmark", on_progress)
+    return build(config, on_progress)

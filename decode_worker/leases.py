@@ -108,15 +108,16 @@ class LeaseBook:
     def admit_request(self, admit: Admit) -> None:
         """Remembers an announced request and refreshes its cached prefix."""
         self._admissions.remember_admitted(admit)
-        waiting = self._waiting.announce(admit)
-        if waiting is not None:
-            self._enqueue(waiting)
         token_ids = [*admit.prompt_ids, *admit.output_ids]
         self._cache.touch(token_ids, admit.cache_namespace)
         is_here = self._prefill_worker_id and admit.prefill_worker_id == self._prefill_worker_id
         if not (is_here or admit.copy_of):
             key = admit.request_id, admit.attempt
             self._prefetches.begin(key, token_ids, admit.cache_namespace, admit.priority)
+        # Last: a grant ends the prefetch.
+        waiting = self._waiting.announce(admit)
+        if waiting is not None:
+            self._enqueue(waiting)
 
     def take_admitted(self, request_id: str, attempt: int) -> Admit | None:
         self._prefetches.end((request_id, attempt))

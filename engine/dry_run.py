@@ -161,14 +161,14 @@ def launch_bound_sizes(
 ) -> tuple[int, ...]:
     """Returns the SIZES whose launch takes about as long as the device does, or longer. All kernels must be loaded.
 
-    On all ranks the leader's times decide, also after which size the trials end.
+    With several ranks, which wait for each other, the slowest launch decides.
     """
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
         batch = trials.prefill(num_tokens, 0, 1, _GREEDY)
         times = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
-        launched_s, ended_s = map(min, zip(*times, strict=True))
-        if group.of_leader(ended_s > LAUNCH_BOUND * launched_s):
+        launched_s, ended_s = (max(group.gathered(min(of_trials))) for of_trials in zip(*times, strict=True))
+        if ended_s > LAUNCH_BOUND * launched_s:
             break
         bound = num_tokens
     return tuple(size for size in SIZES if size <= bound)

@@ -156,8 +156,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """Answers Purge once no page of before can be found again, whatever process or machine ends. A purge that the disk
-    cannot keep is not answered."""
+    """Answers Purge once the pages of that moment are gone for good, whatever process or machine ends. A purge that the
+    disk cannot keep is not answered."""
 
     number: int
 

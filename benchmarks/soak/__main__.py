@@ -31,9 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--routers", type=int, default=2, metavar="N", help="router processes (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=6, metavar="N", help="requests at a time (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the clients' choices")
+    parser.add_argument(
+        "--elastic", action="store_true", help="change sizes most of the time, and let the cluster follow its load"
+    )
     parser.add_argument("--out", type=Path, metavar="DIRECTORY", help="for logs, samples and results")
     arguments = parser.parse_args(argv)
-    settings = Settings(arguments.minutes, arguments.routers, arguments.clients, arguments.seed, arguments.out)
+    settings = Settings(
+        arguments.minutes, arguments.routers, arguments.clients, arguments.seed, arguments.elastic, arguments.out
+    )
     # Tables need their width, also in a file.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.served import ROOT, Served
 from tandem.client import TandemClient, TandemError
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.host.process_tree import descendants
 from tandem.processes import ProcessId
 from tandem.v1 import inference_pb2 as pb
@@ -99,10 +100,10 @@ class SoakedCluster:
         )
         return ran.returncode, ran.stdout.strip()
 
-    def wait_whole(self, num_by_role: Mapping[str, int], timeout_s: float) -> float:
+    def wait_whole(self, sizes: Mapping[str, Bounds], timeout_s: float) -> float:
         """Wait until all routers and workers serve, and all links are up. Returns the seconds. Raises SoakError."""
         began = time.monotonic()
-        while not is_whole(info := self.info(), num_by_role):
+        while not is_whole(info := self.info(), sizes):
             if time.monotonic() - began > timeout_s:
                 workers = [f"{w.worker_id} (linked to {len(w.linked_to)})" for w in info.workers] if info else []
                 raise SoakError(f"not whole within {timeout_s:.0f} s: {workers or 'no router answers'}")
@@ -119,18 +120,19 @@ class SoakedCluster:
         return ""
 
 
-def is_whole(info: pb.ServerInfo | None, num_by_role: Mapping[str, int]) -> bool:
-    """Return whether all routers, and these workers with all links, serve.
+def is_whole(info: pb.ServerInfo | None, sizes: Mapping[str, Bounds]) -> bool:
+    """Return whether all routers, and so many workers with all links, serve.
 
     Args:
-        num_by_role: workers; those of other roles do not count.
+        sizes: workers by role; those of other roles do not count.
     """
     if info is None or not info.ready or not all(router.alive for router in info.routers):
         return False
     alive = [worker for worker in info.workers if worker.alive]
-    counts = {role: sum(worker.role == role for worker in alive) for role in num_by_role}
+    counts = {role: sum(worker.role == role for worker in alive) for role in sizes}
     num_links = sum(len(worker.linked_to) for worker in alive if worker.role == "prefill")
-    return counts == num_by_role and num_links == num_by_role["prefill"] * num_by_role["decode"]
+    are_enough = all(counts[role] == bounds.clamp(counts[role]) for role, bounds in sizes.items())
+    return are_enough and num_links == counts["prefill"] * counts["decode"]
 
 
 def _held(info: pb.ServerInfo | None) -> str:

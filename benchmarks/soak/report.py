@@ -74,13 +74,13 @@ def _processes(growths: Sequence[Growth]) -> Table:
     table = Table(title="Growth per hour, by kind of process, with its 95 % interval")
     for column in ("process", "value"):
         table.add_column(column)
-    for column in ("lives", "last", "slope/h", "interval", "bound", ""):
+    for column in ("lives", "last", "slope/h", "interval", "bound", "resolution", ""):
         table.add_column(column, justify="right")
     for growth in growths:
         slope = growth.slope
         bound = "" if growth.bound is None else f"{growth.bound:g}"
         if slope is None:
-            cells = ("0", f"{growth.last:,.1f}", "", "", bound, "too short")
+            cells = ("0", f"{growth.last:,.1f}", "", "", bound, "", "too short")
         else:
             cells = (
                 str(slope.num_lives),
@@ -88,6 +88,7 @@ def _processes(growths: Sequence[Growth]) -> Table:
                 f"{slope.per_hour:+,.2f}",
                 f"{slope.low:+,.2f} to {slope.high:+,.2f}",
                 bound,
+                "" if growth.resolution is None else f"{growth.resolution:.1f}",
                 "" if growth.bound is None else "flat" if growth.is_flat else "GROWS",
             )
         table.add_row(growth.kind, growth.value, *cells)
@@ -105,10 +106,10 @@ def _host(host: Mapping[str, tuple[float, float]]) -> Table:
 
 def _requests(tally: Tally) -> Table:
     table = Table("requests", title="Every answer, compared with the first one")
-    for column in ("right", "wrong", "failed"):
+    for column in ("right", "ties", "wrong", "failed"):
         table.add_column(column, justify="right")
     for name, counts in tally.kinds.items():
-        table.add_row(name, str(counts.num_right), str(counts.num_wrong), str(counts.num_failed))
+        table.add_row(name, str(counts.num_right), str(counts.num_ties), str(counts.num_wrong), str(counts.num_failed))
     return table
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.soak.cluster import SoakedCluster, is_whole
 from benchmarks.soak.slopes import Series
+from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.host.run_record import default_directory
 from tandem.processes import ProcessId
 from tandem.v1 import inference_pb2 as pb
@@ -48,6 +49,10 @@ class Life:
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     are_usual: list[bool] = field(default_factory=list)
 
+    @property
+    def duration_s(self) -> float:
+        return self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
+
     def series(self, name: str, *, from_age_s: float = 0.0) -> Series:
         """Return a value over time, without samples of an unusual cluster, which has more or fewer links."""
         chosen = [
@@ -67,7 +72,7 @@ class Sampler:
         num_missed: samples without an answer of a router, so that new processes may have no name.
     """
 
-    def __init__(self, cluster: SoakedCluster, usual: Mapping[str, int], interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, cluster: SoakedCluster, usual: Mapping[str, Bounds], interval_s: float = INTERVAL_S) -> None:
         """Args: usual: workers by role."""
         self._cluster = cluster
         self._usual = usual

@@ -3,21 +3,19 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.children import Child
 from benchmarks.cpu import MODEL, TEXT
-from benchmarks.soak import confirm, traffic
+from benchmarks.soak import traffic
 from benchmarks.soak.cluster import SoakedCluster
+from benchmarks.soak.differences import confirm_firsts, judging, settle
 from benchmarks.soak.faults import DECODE, PREFILL, USUAL, Faults
-from benchmarks.soak.kinds.over_grpc import Greedy, Sampled
-from benchmarks.soak.kinds.table import NUM_REQUESTS
 from benchmarks.soak.report import Outcome, first_and_last
 from benchmarks.soak.samples import INTERVAL_S, Sampler
-from benchmarks.soak.traffic import Tally
+from benchmarks.soak.traffic import Difference, Tally
 from benchmarks.soak.verdict import growths
 from tandem.engine.weights.resolve import resolve_model
 
@@ -25,7 +23,6 @@ from tandem.engine.weights.resolve import resolve_model
 _NUM_PAGES = 128
 _START_S = 180.0
 _FIRSTS_S = 240.0
-_CONFIRM_S = 120.0
 _REST_S = 60.0
 # Longer than any request is sent again.
 _LAST_REST_S = 270.0
@@ -43,6 +40,7 @@ class Settings:
     num_routers: int = 2
     num_threads: int = 6
     seed: int = 0
+    is_elastic: bool = False
     out: Path | None = None
 
 
@@ -79,10 +77,17 @@ def _soak(cluster: SoakedCluster, settings: Settings, say: Callable[[str], None]
         if failure := clients.ask(("firsts",), _FIRSTS_S):
             raise RuntimeError(f"an undisturbed request failed: {failure}")
         say("first answers are here")
-        remarks, troubles = _confirm(clients, model_dir, prompts)
+        with judging(model_dir) as judge:
+            troubles = confirm_firsts(clients.ask(("cases",)), judge)
         say("transformers has been asked")
         sampler = Sampler(cluster, USUAL)
-        faults = Faults(cluster, settings.num_routers, lambda: _rest(cluster, clients), say)
+        faults = Faults(
+            cluster,
+            settings.num_routers,
+            lambda: _rest(cluster, clients),
+            say,
+            is_elastic=settings.is_elastic,
+        )
         began = time.monotonic()
         sampler.start()
         try:
@@ -95,6 +100,12 @@ def _soak(cluster: SoakedCluster, settings: Settings, say: Callable[[str], None]
         sampler.sample()
         duration_s = time.monotonic() - began
         tally: Tally = clients.ask(("tally",))
+        remarks: list[str] = []
+        differences: list[Difference] = clients.ask(("differences",))
+        if differences:
+            say(f"transformers judges {len(differences)} answers unlike the first ones")
+            with judging(model_dir) as judge:
+                remarks += settle(differences, tally, judge)
         troubles += faults.troubles + ([f"at the end: {held}"] if held else [])
         if settings.out:
             _write_samples(settings.out / "samples.json", sampler)
@@ -143,23 +154,15 @@ def _prompts(model_dir: Path) -> tuple[list[list[int]], list[str]]:
     return prompts, [tokenizer.decode(prompt) for prompt in prompts]
 
 
-def _confirm(clients: Child, model_dir: Path, prompts: Sequence[Sequence[int]]) -> tuple[list[str], list[str]]:
-    """Compare first answers with transformers. Returns ties and mismatches."""
-    ties: list[str] = []
-    wrong: list[str] = []
-    with Child(confirm.run, str(model_dir)) as judge:
-        for kind in (Greedy(prompts, ()), Sampled(prompts, ())):
-            for number in range(NUM_REQUESTS):
-                output = clients.ask(("first", kind.name, number))
-                question: Any = (prompts[number % len(prompts)], output, kind.sampling(number))
-                if difference := judge.ask(question, _CONFIRM_S):
-                    (ties if difference.startswith("a tie") else wrong).append(f"{kind.name} {number}: {difference}")
-    return ties, wrong
-
-
 def _write_samples(path: Path, sampler: Sampler) -> None:
     lives = [
-        {"kind": life.kind, "pid": life.process.pid, "times_s": life.times_s, "values": life.values}
+        {
+            "kind": life.kind,
+            "pid": life.process.pid,
+            "times_s": life.times_s,
+            "are_usual": life.are_usual,
+            "values": life.values,
+        }
         for life in (*sampler.lives.values(), sampler.host)
     ]
     path.write_text(json.dumps(lives) + "\n")

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 
 from benchmarks.children import questions
+from benchmarks.soak.case import Case
 from benchmarks.soak.event_stream import PassingError
 from benchmarks.soak.kinds.base import Clients, Kind
 from benchmarks.soak.kinds.table import KINDS, NUM_REQUESTS
@@ -23,16 +24,34 @@ _REQUEST_S = 240.0
 _SEND_AGAIN_S = 0.5
 _CLIENT_TIMEOUT_S = 180.0
 _MAX_NOTES = 40
+# More would take long to confirm, and are no rounding.
+_MAX_DIFFERENCES = 200
 _FIRST_THREADS = 4
 
 
 @dataclass
 class KindTally:
-    """Attributes: num_right, num_wrong: checked answers; num_failed: requests without one."""
+    """
+    Attributes:
+        num_right, num_wrong: checked answers.
+        num_ties: answers unlike the first one that the model has confirmed.
+        num_failed: requests without an answer.
+    """
 
     num_right: int = 0
+    num_ties: int = 0
     num_wrong: int = 0
     num_failed: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An answer unlike the first one, for the model to judge. Attributes: cases: never empty."""
+
+    kind: str
+    number: int
+    cases: Sequence[Case]
+    line: str
 
 
 @dataclass
@@ -54,7 +73,7 @@ class Tally:
 
     @property
     def num_checked(self) -> int:
-        return sum(kind.num_right + kind.num_wrong for kind in self.kinds.values())
+        return sum(kind.num_right + kind.num_ties + kind.num_wrong for kind in self.kinds.values())
 
     @property
     def is_clean(self) -> bool:
@@ -70,6 +89,7 @@ class Traffic:
         self._lock = threading.Lock()
         self._firsts: dict[tuple[str, int], Any] = {}
         self._tally = Tally()
+        self._differences: list[Difference] = []
         self._goes_on = threading.Event()
         self._is_closed = False
         self._threads = [
@@ -91,9 +111,18 @@ class Traffic:
         except Exception as error:
             raise RuntimeError(f"{kind.name} {number}: {type(error).__name__}: {error}") from error
 
-    def first(self, name: str, number: int) -> Any:
-        """Args: name: of the kind."""
-        return self._firsts[name, number]
+    def first_cases(self) -> list[tuple[str, Case]]:
+        """Return what the model must confirm of the first answers, each with its request."""
+        return [
+            (f"{kind.name} {number}", case)
+            for kind in self._kinds
+            for number in range(NUM_REQUESTS)
+            for case in kind.cases(number, self._firsts[kind.name, number], is_first=True)
+        ]
+
+    def differences(self) -> list[Difference]:
+        with self._lock:
+            return list(self._differences)
 
     def resume(self) -> None:
         self._goes_on.set()
@@ -151,9 +180,14 @@ class Traffic:
             counts = self._tally.kinds[kind.name]
             if kind.is_right(first, again):
                 counts.num_right += 1
+                return
+            line = f"{kind.name} {number}: {again!r} in place of {first!r}"
+            cases = kind.cases(number, again, is_first=False)
+            if cases and len(self._differences) < _MAX_DIFFERENCES:
+                self._differences.append(Difference(kind.name, number, cases, _stamped(line)))
             else:
                 counts.num_wrong += 1
-                self._note(f"{kind.name} {number}: {again!r} in place of {first!r}")
+                self._note(line)
 
     def _note_failure(self, kind: Kind, number: int, error: Exception) -> None:
         reason = f"{kind.name}: {type(error).__name__} {getattr(error, 'code', '')}".rstrip()
@@ -164,7 +198,7 @@ class Traffic:
 
     def _note(self, line: str) -> None:
         if len(self._tally.notes) < _MAX_NOTES:
-            self._tally.notes.append(f"{time.strftime('%H:%M:%S')} {line}")
+            self._tally.notes.append(_stamped(line))
 
 
 def run(
@@ -177,7 +211,7 @@ def run(
     num_threads: int,
     seed: int,
 ) -> None:
-    """Answer the parent: ("firsts",), ("first", kind, number), ("resume",), ("pause",), ("tally",)."""
+    """Answer the parent: ("firsts",), ("cases",), ("resume",), ("pause",), ("tally",), ("differences",)."""
     with (
         TandemClient(grpc_address) as grpc_client,
         openai.OpenAI(
@@ -192,8 +226,8 @@ def run(
                 match question:
                     case ("firsts",):
                         pipe.send(_tried(traffic))
-                    case ("first", str() as name, int() as number):
-                        pipe.send(traffic.first(name, number))
+                    case ("cases",):
+                        pipe.send(traffic.first_cases())
                     case ("resume",):
                         traffic.resume()
                         pipe.send(None)
@@ -202,8 +236,14 @@ def run(
                         pipe.send(None)
                     case ("tally",):
                         pipe.send(traffic.tally())
+                    case ("differences",):
+                        pipe.send(traffic.differences())
         finally:
             traffic.close()
+
+
+def _stamped(line: str) -> str:
+    return f"{time.strftime('%H:%M:%S')} {line}"
 
 
 def _count(counts: dict[str, int], name: str) -> None:

@@ -17,7 +17,9 @@ BOUNDS = {
     "threads": 6.0,
     "mappings": 60.0,
 }
-# A life counts from this age on. By then pools, caches and arenas are full.
+# Growth of one life that is no slope yet: two threads of a pool, a connection with its two ends, an allocator's arena.
+STEPS = {"anon MiB": 1.0, "shmem MiB": 0.0, "descriptors": 2.0, "threads": 2.0, "mappings": 4.0}
+# A life counts from this age on, and from its middle on. By then pools, caches and arenas are nearly full.
 WARMUP_S = 300.0
 MIN_WARMUP_S = 100.0
 WARMUP_SHARE = 0.2
@@ -44,8 +46,16 @@ class Growth:
         return BOUNDS.get(self.value)
 
     @property
+    def resolution(self) -> float | None:
+        """The smallest growth per hour that is told from a single step."""
+        step = STEPS.get(self.value)
+        return None if self.slope is None or step is None else step * self.slope.per_step
+
+    @property
     def is_flat(self) -> bool:
-        return self.slope is None or self.bound is None or self.slope.is_flat(self.bound)
+        if self.slope is None or self.bound is None or self.resolution is None:
+            return True
+        return self.slope.is_flat(max(self.bound, self.resolution))
 
 
 def warmup_s(duration_s: float) -> float:
@@ -60,7 +70,7 @@ def growths(lives: Iterable[Life], duration_s: float) -> list[Growth]:
     for kind in sorted({life.kind for life in lives}):
         of_kind = [life for life in lives if life.kind == kind]
         for value in VALUES:
-            late = [life.series(value, from_age_s=warmup) for life in of_kind]
+            late = [life.series(value, from_age_s=max(warmup, life.duration_s / 2)) for life in of_kind]
             long = [series for series in late if series.duration_s >= MIN_SPAN_S]
             last = sum(life.values[value][-1] for life in of_kind) / len(of_kind)
             found.append(Growth(kind, value, last, common_slope(long)))

@@ -98,6 +98,8 @@ class CudaIpcCollectives(Collectives):
             self._nccl.abort()
 
     def close(self) -> None:
+        if self._nccl is not None:
+            self._nccl.close()
         self._memory.close()
 
     def _add(self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

@@ -33,3 +33,7 @@ class NcclSums:
 
     def abort(self) -> None:
         self._communicator.abort()
+
+    def close(self) -> None:
+        """This rank's sums have ended. The communicator's destructor, in contrast, may wait for the other ranks."""
+        self._communicator.abort()

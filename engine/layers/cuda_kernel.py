@@ -60,8 +60,8 @@ class CudaKernel:
         options = f"--gpu-architecture={architecture}", *(f"-D{k}={v}" for k, v in macros.items())
         binary = _compile(package, name, options)
         with torch.cuda.device(device):
-            # Loading needs a context, which torch's first allocation creates.
-            torch.empty(1, device=device)
+            # Loading needs a context, and torch binds none to a thread that only takes memory from its cache.
+            _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(torch.cuda.current_device()))))
             # Never unloaded: graphs refer to it.
             self._function = _check(driver.cuModuleGetFunction(_check(driver.cuModuleLoadData(binary)), name.encode()))
             if shared_bytes is not None:

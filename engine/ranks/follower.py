@@ -58,6 +58,7 @@ class FollowerLoop:
                     self._launch(ForwardRecord.decode(message))
                 idle_since = time.monotonic()
             elif is_stopping and not self._running:
+                self._collectives.close()
                 return
             else:
                 self._pause(time.monotonic() - idle_since)

@@ -1,4 +1,4 @@
-"""How long loading takes, measured over real loads."""
+"""Times of loading, measured over real loads."""
 
 import math
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class StoredPage(NamedTuple):
-    """What a page is known by.
+    """The names of a page.
 
     Attributes:
         key: tandem.pagestore.keys.

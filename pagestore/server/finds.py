@@ -27,7 +27,7 @@ class SlowRead:
 
 
 class Finds:
-    """Answers finds. Each page is read once, whoever waits for it; a find that cannot get a slot ends there."""
+    """Answers finds. Each page is read once for all finds that wait. A find that cannot get a slot ends there."""
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from tandem.pagestore.messages import (
 )
 from tandem.pagestore.server.page_store import PageStore
 from tandem.pagestore.server.stats import StoreStats
+from tandem.repeat_limit import RepeatLimit
 from tandem.rpc.batch_writer import BatchWriter
 from tandem.v1 import store_pb2, store_pb2_grpc, worker_pb2
 
@@ -107,6 +108,7 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         self._polled = asyncio.Event()
         # Session of each incarnation of a worker.
         self._sessions: dict[str, str] = {}
+        self._refusals = RepeatLimit()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         store_pb2_grpc.add_PageStoreServicer_to_server(self, server)
@@ -197,7 +199,10 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         try:
             store = self._store_for(hello)
         except ValueError as error:
-            logger.warning("session of %s refused: %s", hello.worker_id, error)
+            refusal = f"session of {hello.worker_id} refused: {error}"
+            # The worker tries again every few seconds.
+            if self._refusals.allows(refusal):
+                logger.warning(refusal)
             yield STORE_SERVER_CODEC.encode([StoreRefused(str(error))])
             return
         # The hello says that the copies of the worker's earlier session are over, which may not have ended here.

@@ -1,6 +1,7 @@
 """Tests that need an NVIDIA GPU; skipped without one."""
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(skip)
+
+
+def visible_gpu(number: int) -> str:
+    """Return CUDA_VISIBLE_DEVICES of a process that is to see only GPU `number` of this process."""
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ours.split(",")[number] if ours else str(number)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -33,7 +33,9 @@ def started(
     try:
         yield ranks, deaths
     finally:
+        began = time.monotonic()
         ranks.stop(STOP_TIMEOUT_S)
+    assert time.monotonic() - began < STOP_TIMEOUT_S, "a rank had to be killed"
 
 
 @contextmanager

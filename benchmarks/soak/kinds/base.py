@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 
+from benchmarks.soak.case import Case
 from tandem.client import TandemClient
 
 
@@ -45,3 +46,10 @@ class Kind(ABC):
     def is_right(self, first: Any, again: Any) -> bool:
         """Return whether `again` has the answer of `first`."""
         return bool(first == again)
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        """Return what the model must confirm of an answer that differs from the first one, or is the first one.
+
+        [] if it cannot: then every difference is wrong.
+        """
+        return []

@@ -1,12 +1,15 @@
 """Token streams over gRPC: whole, cancelled and resumed."""
 
+import json
 import random
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from benchmarks.soak.case import Case
 from benchmarks.soak.kinds.base import Clients, Kind
 from tandem.client.progress import RETRY_DELAY_S
 from tandem.client.requests import make_request
@@ -39,6 +42,9 @@ class Greedy(Kind):
     def first(self, clients: Clients, number: int) -> Any:
         return collect(clients.grpc.generate(self.request(number), TIMEOUT_S))
 
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        return [Case(self.prompts[number % len(self.prompts)], self.sampling(number), answer)]
+
 
 class Sampled(Greedy):
     name = "sampled, gRPC"
@@ -65,6 +71,10 @@ class Cancelled(Sampled):
 
     def is_right(self, first: Any, again: Any) -> bool:
         return bool(first[: len(again)] == again)
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        (case,) = super().cases(number, answer, is_first=is_first)
+        return [replace(case, is_whole=is_first)]
 
 
 class Resumed(Sampled):
@@ -104,12 +114,15 @@ class Logprobs(Greedy):
     name = "log probabilities, gRPC"
 
     def sampling(self, number: int) -> dict[str, Any]:
-        return {"max_tokens": 12, "logprobs": 2, "prompt_logprobs": 1}
+        return {"max_tokens": 12}
 
     def first(self, clients: Clients, number: int) -> Any:
         token_ids: list[int] = []
         values: list[float] = []
-        for response in clients.grpc.generate(self.request(number), TIMEOUT_S):
+        request = make_request(
+            self.prompts[number % len(self.prompts)], **self.sampling(number), logprobs=2, prompt_logprobs=1
+        )
+        for response in clients.grpc.generate(request, TIMEOUT_S):
             token_ids += response.token_ids
             values += response.prompt_logprobs.logprobs
             values += [token.logprob for token in response.logprobs]
@@ -119,16 +132,28 @@ class Logprobs(Greedy):
         (first_ids, first_values), (ids, values) = first, again
         return first_ids == ids and len(first_values) == len(values) and near(first_values, values)
 
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        # Of another output the values could not be confirmed.
+        return super().cases(number, answer[0], is_first=is_first) if is_first else []
+
 
 class Grammar(Greedy):
     """A regular expression and a list of choices."""
 
     name = "regex and choices, gRPC"
 
+    def sampling(self, number: int) -> dict[str, Any]:
+        return {"max_tokens": 48, "temperature": 0.9, "seed": number}
+
     def request(self, number: int) -> pb.GenerateRequest:
         constraint = {"regex": _PATTERN} if number % 2 else {"choices": _ANSWERS}
         prompt = self.prompts[number % len(self.prompts)]
-        return make_request(prompt, structured_output=constraint, max_tokens=48, temperature=0.9, seed=number)
+        return make_request(prompt, structured_output=constraint, **self.sampling(number))
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        structure = ("regex", _PATTERN) if number % 2 else ("choice", json.dumps(_ANSWERS))
+        (case,) = super().cases(number, answer, is_first=is_first)
+        return [replace(case, structure=structure)]
 
 
 class Embedded(Kind):

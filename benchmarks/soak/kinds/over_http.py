@@ -2,8 +2,10 @@
 
 import random
 import time
+from dataclasses import replace
 from typing import Any
 
+from benchmarks.soak.case import Case
 from benchmarks.soak.event_stream import PassingError, RefusedError, call, events
 from benchmarks.soak.kinds.base import Clients, Kind
 
@@ -11,6 +13,8 @@ _COMPLETIONS = "/v1/completions"
 _POLL_S = 0.25
 _BACKGROUND_S = 150.0
 _MAX_RESUMES = 60
+# Of messages and background responses.
+_MAX_TOKENS = 24
 _RESUME_AFTER_S = 0.3
 _BAD: tuple[tuple[str, bytes], ...] = (
     (_COMPLETIONS, b'{"prompt": "hi", "max_tokens": -1}'),
@@ -32,15 +36,23 @@ class Streamed(Kind):
         return {
             "model": clients.model,
             "prompt": self.texts[number % len(self.texts)],
+            "stream": True,
+            **self.sampling(number),
+        }
+
+    def sampling(self, number: int) -> dict[str, Any]:
+        return {
             "max_tokens": 16 + 12 * (number % 3),
             "temperature": 0.9 * (number % 2),
             "seed": number,
-            "stream": True,
             "ignore_eos": True,
         }
 
     def first(self, clients: Clients, number: int) -> Any:
         return self._follow(clients, number)
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        return [Case(self.texts[number % len(self.texts)], self.sampling(number), answer)]
 
     def _follow(self, clients: Clients, number: int, break_after: int = 0, pause_s: float = 0.0) -> str:
         text, event_id, reason = "", "", None
@@ -104,6 +116,10 @@ class CancelledEvents(Streamed):
     def is_right(self, first: Any, again: Any) -> bool:
         return bool(first.startswith(again))
 
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        (case,) = super().cases(number, answer, is_first=is_first)
+        return [replace(case, is_whole=is_first)]
+
 
 class Messages(Kind):
     """Anthropic's Messages, streamed."""
@@ -113,7 +129,7 @@ class Messages(Kind):
     def first(self, clients: Clients, number: int) -> Any:
         body = {
             "model": clients.model,
-            "max_tokens": 24,
+            "max_tokens": _MAX_TOKENS,
             "messages": [{"role": "user", "content": self.texts[number % len(self.texts)]}],
             "temperature": 0,
             "stream": True,
@@ -128,6 +144,9 @@ class Messages(Kind):
         if not stopped:
             raise PassingError("the stream broke")
         return text
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        return [_greedy_chat(self.texts[number % len(self.texts)], answer)]
 
 
 class Background(Kind):
@@ -153,11 +172,14 @@ class Background(Kind):
         body = {
             "model": clients.model,
             "input": self.texts[number % len(self.texts)],
-            "max_output_tokens": 24,
+            "max_output_tokens": _MAX_TOKENS,
             "temperature": 0,
             "background": True,
         }
         return dict(call(clients.http, "POST", "/v1/responses", body))
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        return [_greedy_chat(self.texts[number % len(self.texts)], answer)]
 
 
 class CancelledBackground(Background):
@@ -179,6 +201,10 @@ class CancelledBackground(Background):
     def is_right(self, first: Any, again: Any) -> bool:
         return bool(first.startswith(again))
 
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        (case,) = super().cases(number, answer, is_first=is_first)
+        return [replace(case, is_whole=is_first)]
+
 
 class Bad(Kind):
     """Requests to refuse."""
@@ -194,6 +220,10 @@ class Bad(Kind):
                 raise
             return error.status, error.message
         raise ValueError(f"{body!r} was accepted")
+
+
+def _greedy_chat(text: str, answer: str) -> Case:
+    return Case(text, {"max_tokens": _MAX_TOKENS}, answer, is_chat=True)
 
 
 def _get(clients: Clients, path: str, last: dict[str, Any]) -> dict[str, Any]:

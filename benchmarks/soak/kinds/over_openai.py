@@ -8,9 +8,11 @@ from typing import Any
 
 import openai
 
+from benchmarks.soak.case import Case
 from benchmarks.soak.event_stream import PassingError
 from benchmarks.soak.kinds.base import Clients, Kind
 from benchmarks.soak.kinds.over_grpc import near
+from tandem.router.text.structured_output import tool_calls
 
 _TOOL = {
     "type": "function",
@@ -28,6 +30,7 @@ _TOOL = {
         },
     },
 }
+_NUM_OUTPUTS = 3
 _SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -66,16 +69,24 @@ class _OpenAi(Kind):
 
     def _chat(self, clients: Clients, number: int, **options: Any) -> Any:
         messages: Any = [{"role": "user", "content": self.texts[number % len(self.texts)]}]
-        defaults = {"temperature": 0.7 * (number % 2), "seed": number}
-        return clients.openai.chat.completions.create(model=clients.model, messages=messages, **{**defaults, **options})
+        return clients.openai.chat.completions.create(
+            model=clients.model, messages=messages, **self.sampling(number), **options
+        )
+
+    def sampling(self, number: int) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 class Chat(_OpenAi):
     name = "streamed chat, openai"
+    max_tokens = 32
+
+    def sampling(self, number: int) -> dict[str, Any]:
+        return {"temperature": 0.7 * (number % 2), "seed": number, "max_tokens": self.max_tokens}
 
     def _ask(self, clients: Clients, number: int) -> Any:
         text, reason = "", None
-        for chunk in self._chat(clients, number, max_tokens=32, stream=True):
+        for chunk in self._chat(clients, number, stream=True):
             for choice in chunk.choices:
                 text += choice.delta.content or ""
                 reason = choice.finish_reason or reason
@@ -83,29 +94,51 @@ class Chat(_OpenAi):
             raise PassingError("the stream broke")
         return text, reason
 
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        text, reason = answer
+        return [self._case(number, text, finish_reason=reason)]
 
-class Tools(_OpenAi):
+    def _case(self, number: int, output: str, **known: Any) -> Case:
+        return Case(self.texts[number % len(self.texts)], self.sampling(number), output, is_chat=True, **known)
+
+
+class Tools(Chat):
     name = "chat with tools, openai"
+    max_tokens = 120
 
     def _ask(self, clients: Clients, number: int) -> Any:
-        options = {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120}
-        (choice,) = self._chat(clients, number, **options).choices
+        options = {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        # The router writes the tools into the prompt.
+        answer = self._chat(clients, number, **options, extra_body={"return_token_ids": True})
+        (choice,) = answer.choices
         arguments = choice.message.tool_calls[0].function.arguments
         if set(json.loads(arguments)) != {"city", "unit"}:
             raise ValueError(f"arguments do not fit the tool: {arguments!r}")
-        return arguments
+        return arguments, answer.prompt_token_ids, choice.token_ids
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        function: Any = _TOOL["function"]
+        structure = tool_calls(
+            "hermes", [(function["name"], json.dumps(function["parameters"]))], may_be_several=False, param=""
+        )
+        _, prompt, output = answer
+        return [Case(prompt, self.sampling(number), output, (structure.kind, structure.content))]
 
 
-class Schema(_OpenAi):
+class Schema(Chat):
     name = "JSON schema, openai"
+    max_tokens = 120
 
     def _ask(self, clients: Clients, number: int) -> Any:
         wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": _SCHEMA, "strict": True}}
-        (choice,) = self._chat(clients, number, response_format=wanted, max_tokens=120).choices
+        (choice,) = self._chat(clients, number, response_format=wanted).choices
         content = choice.message.content
         if set(json.loads(content)) != set(_SCHEMA["properties"]):
             raise ValueError(f"the answer does not fit the schema: {content!r}")
         return content
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        return [self._case(number, answer, structure=("json_schema", json.dumps(_SCHEMA)))]
 
 
 class Several(_OpenAi):
@@ -113,8 +146,11 @@ class Several(_OpenAi):
 
     name = "n = 3, openai"
 
+    def sampling(self, number: int) -> dict[str, Any]:
+        return {"seed": number, "temperature": 0.8, "max_tokens": 16}
+
     def _ask(self, clients: Clients, number: int) -> Any:
-        options: dict[str, Any] = {"n": 3, "seed": number, "temperature": 0.8, "max_tokens": 16}
+        options: dict[str, Any] = {"n": _NUM_OUTPUTS, **self.sampling(number)}
         prompt = self.texts[number % len(self.texts)]
         if number % 2:
             answer = clients.openai.completions.create(model=clients.model, prompt=prompt, **options)
@@ -126,9 +162,16 @@ class Several(_OpenAi):
                 texts[choice.index] += choice.text
                 if choice.finish_reason:
                     ended.add(choice.index)
-        if len(ended) != 3:
+        if len(ended) != _NUM_OUTPUTS:
             raise PassingError("the stream broke")
-        return [texts[index] for index in range(3)]
+        return [texts[index] for index in range(_NUM_OUTPUTS)]
+
+    def cases(self, number: int, answer: Any, *, is_first: bool) -> list[Case]:
+        # Each output has a seed of its own.
+        return [
+            Case(self.texts[number % len(self.texts)], {**self.sampling(number), "seed": number + index}, text)
+            for index, text in enumerate(answer)
+        ]
 
 
 class OpenAiEmbeddings(_OpenAi):

@@ -1,4 +1,4 @@
-"""Which page of the disk is where, in about 300 bytes of memory a page. Its owner guards it with a lock."""
+"""Places of the pages on disk, in about 300 bytes of memory a page. The owner guards the index with a lock."""
 
 import struct
 import sys

@@ -13,6 +13,7 @@ from tandem.pagestore.server.base import StoredPage
 from tandem.pagestore.server.peers.parts import page_digest
 from tandem.prefix import IDENTITY_BYTES
 from tandem.repeat_limit import RepeatLimit
+from tandem.rpc.calls import call_errors
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import store_pb2, store_pb2_grpc, worker_pb2
 
@@ -84,12 +85,14 @@ class PeerStore:
 
         Raises:
             grpc.RpcError, TimeoutError: the peer did not answer in time.
+            ConnectionError: `close` was called.
             BadPeerError: the answer is wrong.
         """
         purges = list(self.purges)
         request = store_pb2.LookRequest(page_format=self._format, keys=keys, purges=purges)
-        async with asyncio.timeout(LOOK_S):
-            run = await self._stub.Look(request, metadata=self._metadata, timeout=LOOK_S)
+        with call_errors():
+            async with asyncio.timeout(LOOK_S):
+                run = await self._stub.Look(request, metadata=self._metadata, timeout=LOOK_S)
         self.purges = [purge for purge in self.purges if purge not in purges]
         num_pages, rest = divmod(len(run.identities), IDENTITY_BYTES)
         if rest or num_pages > len(keys) or len(run.parent) not in (0, KEY_BYTES):

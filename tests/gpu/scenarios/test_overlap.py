@@ -294,8 +294,8 @@ def test_mixed_steps_are_launched_without_waiting_and_feed_each_other(
     @stands_in_for(Engine.forward)
     def recorded(engine: Engine, batch: Batch, meanwhile: Callable[[], None] | None = None) -> ForwardOutput:
         modes.append((batch.mode, batch.feed is not None))
-        # Otherwise this small model's pass would end before the next is composed.
-        torch.cuda._sleep(DEVICE_CYCLES)
+        # Otherwise this small model's pass would end before the next is composed, on a busy host too.
+        torch.cuda._sleep(4 * DEVICE_CYCLES)
         return forward(engine, batch, meanwhile)
 
     rng = random.Random(5)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.soak.cluster import is_whole
 from benchmarks.soak.kinds.fresh import Fresh
 from benchmarks.soak.kinds.over_grpc import Cancelled, Embedded, Greedy, Logprobs
 from benchmarks.soak.kinds.over_http import CancelledEvents
@@ -18,7 +19,9 @@ from benchmarks.soak.slopes import Series, Slope, common_slope, student_quantile
 from benchmarks.soak.soak import Settings, run
 from benchmarks.soak.traffic import KindTally, Tally
 from benchmarks.soak.verdict import BOUNDS, Growth, growths, warmup_s
+from tandem.deploy.config.bounds import Bounds
 from tandem.processes import ProcessId
+from tandem.v1 import inference_pb2 as pb
 
 STEP_S = 10.0
 
@@ -53,6 +56,16 @@ def test_lives_share_a_slope_and_keep_their_own_means() -> None:
     assert slope.num_lives == 2
     steps = common_slope([series([100.0] * 30), series([200.0] * 30, 5000.0)])
     assert steps is not None and steps.per_hour == 0.0 and steps.is_flat(0.0)
+
+
+def test_a_step_has_the_slope_that_it_is_said_to_have() -> None:
+    """Of one life, and of two with a step each, midway."""
+    lives = [series([40.0] * 60 + [41.0] * 60), series([50.0] * 90 + [51.0] * 90, 5000.0)]
+    for chosen in (lives[:1], lives):
+        slope = common_slope(chosen)
+        assert slope is not None and slope.per_hour == pytest.approx(slope.per_step)
+    one = common_slope(lives[:1])
+    assert one is not None and one.per_step == pytest.approx(1.5 / (1200 / 3600), rel=0.02)
 
 
 def test_short_lives_say_nothing() -> None:
@@ -95,7 +108,7 @@ def test_student_s_quantiles() -> None:
 
 
 def slope_of(per_hour: float, low: float, high: float) -> Slope:
-    return Slope(per_hour, low, high, 1, 100)
+    return Slope(per_hour, low, high, 1, 100, per_step=3.0)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +145,38 @@ def test_warm_up_and_unusual_samples_do_not_count() -> None:
     duration_s = 3600.0
     num_warm = int(warmup_s(duration_s) / STEP_S)
     # Fills, is flat, and has more while there are more workers.
-    values = [float(min(i, num_warm)) for i in range(120)]
-    are_usual = [not 60 <= i < 90 for i in range(120)]
+    values = [float(min(i, num_warm)) for i in range(200)]
+    are_usual = [not 120 <= i < 150 for i in range(200)]
     values = [value if is_usual else value + 50 for value, is_usual in zip(values, are_usual, strict=True)]
     found = growths([life("decode", values, are_usual), life("", [1.0] * 9, [True] * 9)], duration_s)
     assert {growth.kind for growth in found} == {"decode"} and len(found) == len(VALUES)
     for growth in found:
         assert growth.slope is not None and growth.slope.per_hour == pytest.approx(0.0, abs=1e-6)
         assert growth.is_flat
+
+
+def test_the_first_half_of_a_life_does_not_count() -> None:
+    """A pool that fills for twenty minutes of fifty is no leak."""
+    values = [50.0 + min(i, 120) for i in range(300)]
+    for growth in growths([life("router", values, [True] * 300)], 3600.0):
+        assert growth.slope is not None and growth.slope.per_hour == pytest.approx(0.0, abs=1e-6)
+    (growth, *_) = growths([life("router", list(range(300)), [True] * 300)], 3600.0)
+    assert not growth.is_flat
+
+
+def test_a_step_within_the_resolution_is_flat() -> None:
+    """Two threads of a pool in the only ten minutes that count; a thread a minute is a leak."""
+    (growth,) = _threads([40.0] * 90 + [42.0] * 30)
+    assert growth.slope is not None and growth.slope.low > 0 and growth.slope.per_hour > BOUNDS["threads"]
+    assert growth.resolution is not None and growth.resolution == pytest.approx(2 * 1.5 * 6, rel=0.03)
+    assert growth.is_flat
+    (leak,) = _threads([40.0 + i // 6 for i in range(120)])
+    assert not leak.is_flat
+
+
+def _threads(values: Sequence[float]) -> list[Growth]:
+    found = growths([life("decode", values, [True] * len(values))], 1200.0)
+    return [growth for growth in found if growth.value == "threads"]
 
 
 def test_a_life_too_short_is_not_judged() -> None:
@@ -210,6 +247,32 @@ def test_new_prompts_may_differ_only_behind_a_tie() -> None:
     assert not fresh.is_right(None, ([(1, 0.5), (2, 0.1)], [(1, 0.5), (3, 0.1)]))
 
 
+# --- sizes -------------------------------------------------------------------------------------------------------
+
+
+def cluster_of(num_prefill: int, num_decode: int, num_linked: int | None = None) -> pb.ServerInfo:
+    links = [f"decode-{i}" for i in range(num_decode if num_linked is None else num_linked)]
+    return pb.ServerInfo(
+        ready=True,
+        routers=[pb.RouterStatus(router_id="router-0", alive=True)],
+        workers=[
+            *(
+                pb.WorkerStatus(worker_id=f"prefill-{i}", role="prefill", alive=True, linked_to=links)
+                for i in range(num_prefill)
+            ),
+            *(pb.WorkerStatus(worker_id=f"decode-{i}", role="decode", alive=True) for i in range(num_decode)),
+        ],
+    )
+
+
+def test_a_whole_cluster_has_a_size_within_its_bounds_and_all_links() -> None:
+    sizes = {"prefill": Bounds(1, 3), "decode": Bounds(2, 2)}
+    assert is_whole(cluster_of(1, 2), sizes) and is_whole(cluster_of(3, 2), sizes)
+    assert not is_whole(cluster_of(0, 2), sizes) and not is_whole(cluster_of(4, 2), sizes)
+    assert not is_whole(cluster_of(2, 3), sizes) and not is_whole(cluster_of(2, 2, num_linked=1), sizes)
+    assert not is_whole(None, sizes)
+
+
 # --- the whole ---------------------------------------------------------------------------------------------------
 
 
@@ -220,3 +283,11 @@ def test_a_minute_s_soak_passes(tmp_path: Path) -> None:
     assert found.troubles == [] and found.tally.notes == [] and found.leaks == []
     assert found.has_passed and found.faults["kill -9 of a decode worker"] == 1
     assert json.loads((tmp_path / "soak.json").read_text())["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_streams_are_exact_while_sizes_change() -> None:
+    found = run(Settings(minutes=1.5, is_elastic=True), print)
+    assert found.troubles == [] and found.tally.notes == []
+    assert found.has_passed and found.faults["scale"] and found.faults["kill -9 of a worker amid scale"]

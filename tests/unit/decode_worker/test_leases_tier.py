@@ -13,6 +13,7 @@ from tandem.kvtransfer.events import FromSender, ReceiverLinkClosed, ReceiverLin
 from tandem.messages import (
     PROTOCOL_VERSION,
     Admit,
+    Committed,
     Granted,
     LeaseRequest,
     LinkHello,
@@ -199,6 +200,22 @@ def test_a_lease_that_overtakes_its_admit_is_prefetched_from_the_admit_on() -> N
     assert book.tier.begun == [KEY]
     assert isinstance(book.answers()[0], Granted)
     assert book.tier.ended == [KEY]
+
+
+def test_a_moved_stream_granted_at_its_admit_leaves_no_prefetch() -> None:
+    book = Book()
+    copy = "router-1"
+    book.admit(copy, copy_of=REQUEST_ID)
+    book.ask(copy)
+    book.answers()
+    book.say(Committed(copy, 0, num_pages=2, num_tokens=8, finish_reason="", ship_started_ns=0))
+    book.book.start_arrived()
+    # The lease request overtakes the Admit, which finds the kept pages and grants them at once.
+    book.ask()
+    book.admit()
+    ((_, granted),) = book.outbox.link
+    assert isinstance(granted, Granted) and granted.cached_len == 8
+    assert not book.tier.open
 
 
 def test_a_prompt_that_this_worker_prefills_is_not_prefetched_again() -> None:

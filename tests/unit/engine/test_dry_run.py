@@ -203,14 +203,21 @@ SHORT_TRIALS = TrialBatches(replace(LLAMA_8B, max_position_embeddings=300))
 
 
 class Device(EngineBase):
-    """A launch takes the host LAUNCH_S, and a token takes the device a given time."""
+    """A launch and a token take the host and the device given times."""
 
-    def __init__(self, clock: FakeClock, token_s: float, held_up: Callable[[int], float] = lambda number: 0.0) -> None:
+    def __init__(
+        self,
+        clock: FakeClock,
+        token_s: float,
+        held_up: Callable[[int], float] = lambda number: 0.0,
+        launch_s: float = LAUNCH_S,
+    ) -> None:
         """Args: held_up: extra seconds of waiting for the numbered forward pass."""
         super().__init__(CpuKvPool(OpaqueLayout(4, 32), 1, "launch-bound"))
         self._clock = clock
         self._token_s = token_s
         self._held_up = held_up
+        self._launch_s = launch_s
         self._num_forwards = 0
         self.prompt_lens: list[int] = []
 
@@ -218,7 +225,7 @@ class Device(EngineBase):
         self.prompt_lens += [s.length for s in batch.sequences]
         output = FakeEngine(len(batch.sequences[0].page_ids), 4).forward(batch)
         ends = self._clock() + batch.num_tokens * self._token_s
-        self._clock.advance(LAUNCH_S)
+        self._clock.advance(self._launch_s)
         token_ids = output.token_ids
         held_up_s = self._held_up(self._num_forwards)
         self._num_forwards += 1
@@ -262,13 +269,16 @@ def test_timed_prompts_fit_the_model() -> None:
     assert max(device.prompt_lens) <= 300 and sum(device.prompt_lens[-7:]) == 2048
 
 
-def test_graph_sizes_of_all_ranks_are_the_leaders() -> None:
+def test_graph_sizes_of_all_ranks_follow_the_slowest_launch() -> None:
     """Ranks with other sizes would wait for each other forever."""
 
     def sizes(group: ThreadGroup, _: ThreadCollectives) -> tuple[int, ...]:
         clock = FakeClock()
-        # A follower's device is so slow that its times alone would end the trials at once.
-        device = Device(clock, 1.0 if group.ranks.rank else 0.0)
+        if group.ranks.is_leader:
+            # It waits for the follower's launch, which alone would look like work of the device.
+            device = Device(clock, 0.0, lambda number: 4 * LAUNCH_S)
+        else:
+            device = Device(clock, 0.0, launch_s=5 * LAUNCH_S)
         return launch_bound_sizes(device, TRIALS, 300, clock, group)
 
     leader, follower = run_ranks(2, sizes)

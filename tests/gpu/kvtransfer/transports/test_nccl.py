@@ -22,6 +22,7 @@ from tandem.kvtransfer.transports import peer_socket
 from tandem.kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
+from tests.gpu.conftest import visible_gpu
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each end")
 
@@ -33,13 +34,13 @@ NUM_TRANSFERS = 1000
 NUM_AT_ONCE = 50
 
 
-def serve_ends(pipe: Connection, visible: str, layout: PageLayout, lane: Lane | None) -> None:
+def serve_ends(pipe: Connection, visible: str, seed: int, layout: PageLayout, lane: Lane | None) -> None:
     """Run commands on the ends of a random pool, in a process with a GPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = visible
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
-    torch.manual_seed(int(visible))
+    torch.manual_seed(seed)
     pool.memory.random_(0, 256)
     torch.cuda.synchronize()
     nccl = load_transports(["nccl"], pool, "127.0.0.1", ClusterCredentials())["nccl"]
@@ -100,10 +101,11 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 class Worker:
-    def __init__(self, visible: str, layout: PageLayout = LAYOUT, lane: Lane | None = None) -> None:
+    def __init__(self, gpu: int, layout: PageLayout = LAYOUT, lane: Lane | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        self.process = context.Process(target=serve_ends, args=(there, visible, layout, lane), daemon=True)
+        arguments = (there, visible_gpu(gpu), gpu, layout, lane)
+        self.process = context.Process(target=serve_ends, args=arguments, daemon=True)
         self.process.start()
         there.close()
 
@@ -135,8 +137,8 @@ def test_heads_of_a_lane_arrive_at_their_places(degrees: tuple[int, int]) -> Non
     senders, receivers = ([whole.shard(rank, degree) for rank in range(degree)] for degree in degrees)
     # Of the second rank.
     lane = plan_lanes([of.heads for of in senders], [to.heads for to in receivers])[1]
-    sender = Worker("0", senders[lane.sender_rank], lane)
-    receiver = Worker("1", receivers[lane.receiver_rank], lane)
+    sender = Worker(0, senders[lane.sender_rank], lane)
+    receiver = Worker(1, receivers[lane.receiver_rank], lane)
     try:
         sources, destinations = list(range(0, NUM_PAGES, 2)), list(range(NUM_SOURCES))
         source, destination = (
@@ -164,7 +166,7 @@ def test_heads_of_a_lane_arrive_at_their_places(degrees: tuple[int, int]) -> Non
 @pytest.fixture
 def workers() -> Iterator[list[Worker]]:
     """One per GPU; a test may replace them."""
-    both = [Worker("0"), Worker("1")]
+    both = [Worker(0), Worker(1)]
     yield both
     for worker in both:
         worker.stop()
@@ -249,7 +251,7 @@ def test_dead_peer_is_noticed_and_replaced(workers: list[Worker], dies: str) -> 
         before = left.ask("digests")
         time.sleep(0.5)
         assert left.ask("digests") == before
-    workers[number] = Worker(str(number))
+    workers[number] = Worker(number)
     sender, receiver = workers
     link(sender, receiver)
     push_all(sender, receiver, [([1, 2, 3], [300, 301, 302])])

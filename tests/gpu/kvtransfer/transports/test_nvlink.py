@@ -19,6 +19,7 @@ from tandem.kvtransfer.lanes.plan import plan_lanes
 from tandem.kvtransfer.transports.opening import OpeningError, load_transports, open_end
 from tandem.rpc.credentials import ClusterCredentials
 from tests.fakes.page_layout import OpaqueLayout
+from tests.gpu.conftest import visible_gpu
 
 LAYOUT = OpaqueLayout(16, 2**18)
 NUM_PAGES = 64
@@ -46,14 +47,14 @@ def receive(connection: Connection, visible: str, layouts: Sequence[PageLayout])
 
 @pytest.fixture(
     params=[
-        pytest.param("0", id="one-gpu"),
+        pytest.param(0, id="one-gpu"),
         pytest.param(
-            "1", id="two-gpus", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+            1, id="two-gpus", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
         ),
     ]
 )
 def device(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return visible_gpu(request.param)
 
 
 @pytest.fixture

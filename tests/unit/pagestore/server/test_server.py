@@ -166,6 +166,19 @@ def test_what_opens_no_session_is_refused(first: Any, reason: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_refused_worker_that_tries_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with served() as store:
+            for _ in range(3):
+                async with client(store.address, replace(hello(), region_id="lost")) as one:
+                    await one.expect(StoreRefused)
+
+    asyncio.run(scenario())
+    assert [record.getMessage().partition(":")[0] for record in caplog.records if "refused" in record.getMessage()] == [
+        "session of worker-0 refused"
+    ]
+
+
 def test_a_hello_that_was_overtaken_ends_no_session() -> None:
     async def scenario() -> None:
         async with served() as store, client(store.address, replace(hello(), attempt=2)) as one:

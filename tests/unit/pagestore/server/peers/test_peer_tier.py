@@ -134,6 +134,21 @@ async def test_an_ended_find_cancels_its_question() -> None:
 
 
 @run
+async def test_a_find_does_not_wait_for_a_peer_that_is_no_longer_named() -> None:
+    async with nodes("a") as (a,):
+        scripted = ScriptedPeer(hangs=True)
+        other = await add_scripted(a, scripted)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peer_store, "LOOK_S", 30.0)
+            found = asyncio.create_task(a.find(["x0"]))
+            await wait_until(lambda: scripted.num_looks == 1)
+            a.tier.set_peers([])
+            async with asyncio.timeout(5.0):
+                assert (await found)[0] == []
+        await other.stop()
+
+
+@run
 async def test_pages_that_a_peer_has_evicted_are_a_miss_and_no_failure() -> None:
     async with nodes("a", "b", num_slots=4) as (a, b):
         names = chain("x", 4)
