@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from tandem.adapters import AdapterEntry
 from tandem.lifecycle import RECEIVED, TOKENIZED
 from tandem.prefix import prefix_identities
 from tandem.router.adapters.names import BASE_MODEL as BASE
+from tandem.router.adapters.names import ServedModel
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
 from tandem.router.frontends.base import Frontend, PromptInput
@@ -18,6 +20,7 @@ from tandem.router.router import Router
 from tandem.router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.sampling_params import SamplingParams
 from tests.fakes.request_spec import request_spec
+from tests.fakes.scripted_adapters import make_ref
 from tests.fakes.scripted_worker import hello
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -179,3 +182,18 @@ def test_without_a_secret_cache_namespaces_are_the_cluster_s() -> None:
         new_frontend(cluster_token=token).cache_namespace("first", "", BASE) for token in ("a" * 32, "a" * 32, "b" * 32)
     )
     assert one == other != restarted
+
+
+def test_a_model_may_be_an_adapter() -> None:
+    frontend = new_frontend(takes_adapters=True)
+    with pytest.raises(UnavailableError, match="this router has just started"):
+        frontend.served_model("sql")
+    frontend.router.adapters.merge([AdapterEntry("sql", 1, "r", make_ref("a"))])
+    model = frontend.served_model("sql")
+    assert model == ServedModel("sql", make_ref("a"))
+    with pytest.raises(UnknownModelError, match="'fake' is, and an adapter"):
+        frontend.served_model("gpt")
+    namespaces = {frontend.cache_namespace("", "tenant", one) for one in (model, BASE)}
+    assert len(namespaces) == 2
+    with pytest.raises(InvalidRequestError, match="holds a null character"):
+        frontend.cache_namespace("", "tenant\0a", BASE)
