@@ -26,7 +26,7 @@ MAX_COPY_S = 5.0
 # Poll interval for forward passes that write the pages, in seconds.
 POLL_S = 0.0005
 # Refusals of a lease that the router distinguishes.
-LEASE_REFUSALS = ("busy", "grammar")
+LEASE_REFUSALS = ("busy", "grammar", "adapter")
 
 
 @dataclass(eq=False, slots=True)

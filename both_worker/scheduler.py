@@ -8,6 +8,7 @@ from tandem.messages import WorkerStats
 from tandem.page_changes import PageChanges
 from tandem.prefill_worker.forward import PromptChunks
 from tandem.prefill_worker.scheduler import PrefillScheduler
+from tandem.worker.adapter_uses import AdapterUses
 from tandem.worker.base import Scheduler
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
@@ -29,6 +30,7 @@ class BothScheduler(Scheduler):
         decode: DecodeScheduler,
         pages: SharedPages,
         timer: ForwardTimer,
+        adapters: AdapterUses,
         moves: StreamMoves | None = None,
     ) -> None:
         """
@@ -42,6 +44,7 @@ class BothScheduler(Scheduler):
         self._decode = decode
         self._pages = pages
         self._timer = timer
+        self._adapters = adapters
         self._moves = moves
 
     def receive(self, event: Event) -> None:
@@ -122,7 +125,7 @@ class BothScheduler(Scheduler):
         return min((d for d in deadlines if d is not None), default=None)
 
     def stats(self) -> WorkerStats:
-        own = self._prefill.own_stats(), self._decode.own_stats()
+        own = self._prefill.own_stats(), self._decode.own_stats(), self._adapters.stats()
         return worker_stats(self._engine, self._cache, self._timer, *own)
 
     def take_cache_changes(self) -> PageChanges:

@@ -29,6 +29,7 @@ from tandem.prefill_worker.handover import LinkHandover
 from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.worker.adapter_uses import AdapterUses
 from tandem.worker.base import FollowerLinks, LaneDriver, LinkConnections, Outbox, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
@@ -62,8 +63,18 @@ def make_both_scheduler(
         tier: the tier below the pool; None if there is none.
     """
     timer = ForwardTimer(engine.pool.device.type, clock, engine.experts)
+    adapters = AdapterUses(engine.adapters, clock)
     decode_scheduler = DecodeScheduler(
-        engine, cache, outbox, decode, clock, recorder, timer, tier=tier, prefill_worker_id=worker_id
+        engine,
+        cache,
+        outbox,
+        decode,
+        clock,
+        recorder,
+        timer,
+        tier=tier,
+        prefill_worker_id=worker_id,
+        adapters=adapters,
     )
     handover: Handover = LocalHandover(decode_scheduler)
     kept = KeptPages(cache, clock)
@@ -77,9 +88,9 @@ def make_both_scheduler(
         handover = ChoosingHandover(worker_id, cache, LocalHandover(decode_scheduler), elsewhere, moves)
     budget = StepBudget(itl_objective_s, prefill.chunk_size, timer, engine)
     prefill_scheduler = PrefillScheduler(
-        engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer, tier
+        engine, cache, handover, outbox, prefill, clock, recorder, pages, budget, timer, tier, adapters
     )
-    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer, moves)
+    return BothScheduler(engine, cache, prefill_scheduler, decode_scheduler, pages, timer, adapters, moves)
 
 
 class BothRole(WorkerRole):

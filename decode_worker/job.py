@@ -9,6 +9,7 @@ from tandem.lifecycle import now_ns
 from tandem.messages import NO_HITS, Moment, TierHits
 from tandem.priority import virtual_arrival_ns
 from tandem.sampling_params import TokenLogprobs
+from tandem.worker.adapter_uses import NO_USE, AdapterUse
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +45,7 @@ class DecodeJob:
         client: takes turns with other clients at the compilers of grammars.
         drafts: None before the first draft.
         num_drafted, num_accepted: tokens drafted in this attempt, and those that the sampler chose too.
+        adapter: use of its adapter, held from its first step to its end.
     """
 
     request_id: str
@@ -67,6 +69,7 @@ class DecodeJob:
     drafts: JobDrafts | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    adapter: AdapterUse = NO_USE
 
     @property
     def queue_key(self) -> tuple[int, str]:
@@ -84,14 +87,18 @@ class DecodeJob:
 
     @property
     def needs_step(self) -> bool:
-        """True if another token is to be computed here, by max_tokens, and its grammar is compiled."""
-        if self.is_compiling or self.is_leaving:
+        """True if another token is to be computed here, by max_tokens, and grammar and adapter are ready."""
+        if self.is_compiling or self.is_leaving or self.waits_for_adapter:
             return False
         return self.num_outputs + self.sequence.num_pending < self.sequence.sampling.max_tokens
 
     @property
     def is_compiling(self) -> bool:
         return self.sequence.constraint is not None and not self.sequence.constraint.is_ready
+
+    @property
+    def waits_for_adapter(self) -> bool:
+        return self.adapter is not NO_USE and not self.adapter.is_held
 
     def finish_reason(self) -> str:
         """Returns "stop", "length" or ""."""

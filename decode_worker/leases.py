@@ -58,13 +58,13 @@ class LeaseBook:
         *,
         tier: PageTier | None = None,
         prefill_worker_id: str = "",
-        is_compiled: Callable[[Admit], bool] = lambda admit: True,
+        lack_of: Callable[[Admit], str] = lambda admit: "",
     ) -> None:
         """
         Args:
             start: takes over a request whose pages have all arrived.
             tier, prefill_worker_id: see DecodeScheduler.
-            is_compiled: whether the grammar of an admitted request, if any, is compiled here.
+            lack_of: returns the reason for refusing a moving stream that could not go on at once, or "".
         """
         self._cache = cache
         self._outbox = outbox
@@ -88,7 +88,7 @@ class LeaseBook:
         self.hits = PrefixHits()
         self._prefetches = Prefetches(tier or NoTier(), "decode")
         self._prefill_worker_id = prefill_worker_id
-        self._is_compiled = is_compiled
+        self._lack_of = lack_of
         self._num_reserved = 0
         # Pages that went ahead of moving streams.
         self._kept = KeptPages(cache, clock)
@@ -317,8 +317,8 @@ class LeaseBook:
 
     def _answer_copy(self, lease: Lease) -> None:
         """Grants pages that go ahead of a move at once, with room for the rest of its stream, or refuses them."""
-        if not self._is_compiled(lease.admit):
-            lease.link.refuse_lease(lease.lease_id, "grammar")
+        if lack := self._lack_of(lease.admit):
+            lease.link.refuse_lease(lease.lease_id, lack)
         elif not self._waiting.is_idle or not self._grant(lease, self._num_reserved, MOVE_ROOM_PAGES):
             lease.link.refuse_lease(lease.lease_id, "busy")
 

@@ -44,8 +44,9 @@ from tandem.messages import (
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
+from tandem.worker.adapter_uses import NO_USE, AdapterUses, adapter_failure
 from tandem.worker.base import ForwardScheduler, Outbox
-from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.events import AdaptersListed, Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
 from tandem.worker.page_tier import NoTier, PageTier
@@ -76,6 +77,7 @@ class DecodeScheduler(ForwardScheduler):
         *,
         tier: PageTier | None = None,
         prefill_worker_id: str = "",
+        adapters: AdapterUses | None = None,
     ) -> None:
         """
         Args:
@@ -83,8 +85,15 @@ class DecodeScheduler(ForwardScheduler):
             tier: the tier below the pool; None if there is none.
             prefill_worker_id: this worker's name if it prefills too; then a prompt that it prefills is not prefetched
                 again for its lease.
+            adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
+        super().__init__(
+            engine,
+            cache,
+            recorder,
+            timer or ForwardTimer(engine.pool.device.type, clock, engine.experts),
+            adapters or AdapterUses(engine.adapters, clock),
+        )
         self._outbox = outbox
         self._config = config
         self._drafting = self._new_drafting()
@@ -102,8 +111,10 @@ class DecodeScheduler(ForwardScheduler):
             self._recorder,
             tier=tier,
             prefill_worker_id=prefill_worker_id,
-            is_compiled=self._is_compiled,
+            lack_of=self._lack_of,
         )
+        # Jobs that wait for their adapter.
+        self._adapterless: list[DecodeJob] = []
         # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
@@ -142,13 +153,16 @@ class DecodeScheduler(ForwardScheduler):
     def receive(self, event: Event) -> None:
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
-                # Compile a new grammar while the prompt is computed.
+                # Compile a new grammar, and load the adapter, while the prompt is computed.
                 self._engine.constraint(event.message.sampling.grammar, client=event.message.client)
+                self._adapters.expect(event.message.adapter)
                 self._leases.admit_request(event.message)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+        elif isinstance(event, AdaptersListed):
+            self._adapters.set_listed(event.content_hashes)
         elif isinstance(event, RouterLost):
             self._leases.abort_all_attempts_of(event.router)
             for job in list(self._running):
@@ -187,11 +201,14 @@ class DecodeScheduler(ForwardScheduler):
 
     def settle(self) -> None:
         self._cache.free_deferred_pages()
+        if (places := self._adapters.poll()) is not None:
+            self._outbox.to_router(places)
         self._leases.start_arrived()
         self._recorder.lap("settle")
 
     def compose(self, *, with_drafts: bool = True) -> DecodeStep | None:
         """Composes the next step, or None. Its jobs must not change before the launch."""
+        self._hold_adapters()
         # Growth goes before new leases.
         jobs = self._growth.grow(self._running)
         self.answer_leases()
@@ -227,7 +244,8 @@ class DecodeScheduler(ForwardScheduler):
         if self._in_flight is None:
             # Jobs here wait only for grammars, copies and other ranks, which send no event: poll.
             is_lagging = self._growth.waits_for_copies or self._launches.is_lagging
-            if is_lagging or any(job.sequence.constraint is not None for job in self._running):
+            waits = self._adapterless or any(job.sequence.constraint is not None for job in self._running)
+            if is_lagging or waits:
                 return self._clock() + POLL_S
             return deadline
         now, due = self._clock(), self._pace.due(with_prompts=with_prompts)
@@ -306,8 +324,11 @@ class DecodeScheduler(ForwardScheduler):
             prefill_loaded=prefill_loaded,
             moments=[*moments],
             client=admit.client,
+            adapter=self._adapters.begin(admit.adapter, admit.cache_namespace),
         )
         job.stamp(COMMITTED)
+        if job.adapter is not NO_USE:
+            self._adapterless.append(job)
         # By age over all attempts and priority: the order of growth, whose first is never given back.
         bisect.insort(self._running, job, key=lambda j: j.queue_key)
         self._uncached.append(job)
@@ -342,9 +363,26 @@ class DecodeScheduler(ForwardScheduler):
         """Gives back a job without a token in flight, whose pages are at another worker."""
         self._end_with(job, GaveBack(job.request_id, job.attempt, is_move=True))
 
-    def _is_compiled(self, admit: Admit) -> bool:
+    def _lack_of(self, admit: Admit) -> str:
+        """Returns what a moving stream would have to wait for here: "grammar", "adapter" or ""."""
         constraint = self._engine.constraint(admit.sampling.grammar, client=admit.client)
-        return constraint is None or (constraint.is_ready and not constraint.error)
+        if constraint is not None and (not constraint.is_ready or constraint.error):
+            return "grammar"
+        return "" if self._adapters.has(admit.adapter) else "adapter"
+
+    def _hold_adapters(self) -> None:
+        """Gives waiting jobs their adapters' slots, and ends jobs whose adapter cannot be used."""
+        waiting, self._adapterless = self._adapterless, []
+        for job in waiting:
+            if job.has_ended:
+                continue
+            if job.adapter.try_hold():
+                job.sequence.adapter_slot = job.adapter.slot
+            elif failure := adapter_failure(job.request_id, job.attempt, job.adapter):
+                self._outbox.to_router(failure)
+                self._end_job(job)
+            else:
+                self._adapterless.append(job)
 
     def _cache_computed(self, job: DecodeJob) -> list[Completion]:
         """Inserts computed pages into the tree, without the last token, whose KV is not computed yet. Returns launches
@@ -512,4 +550,5 @@ class DecodeScheduler(ForwardScheduler):
         """Every end of a running job goes through this method. Its computed pages stay cached."""
         self._running.remove(job)
         job.has_ended = True
+        job.adapter.end()
         self._cache.release_pages(job.handle, after=self._cache_computed(job))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config import ClusterTls, ClusterTlsFiles
+from tandem.deploy.adapters import read_adapters
 from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.config.cluster_options import AUTO, OFF
@@ -212,7 +213,10 @@ class Cluster:
                     )
                 else:
                     namespace_secret = self._open_node_stores(self._node_stores)
-        router_configs = [replace(c, namespace_secret=namespace_secret) for c in router_configs]
+        with refusals():
+            # Once: routers that start later must name the same content.
+            adapters = read_adapters(config, worker_plans[0].worker.engine, router_configs[0].model_names)
+        router_configs = [replace(c, namespace_secret=namespace_secret, adapters=adapters) for c in router_configs]
         router_configs = self._with_request_lines(router_configs)
         if not needs_ray_first:
             self._init_ray()

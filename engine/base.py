@@ -2,6 +2,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tandem.engine.adapters.base import Adapters
 from tandem.engine.batch import Batch
 from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.grammars import Constraint, Grammars, no_constraint
@@ -30,10 +31,12 @@ class EngineBase(ABC):
         model_fingerprint: equal exactly for engines with equal weights; empty if pages are never shipped.
         launches: forward passes whose results have not been taken.
         experts, expert_counts: None without mixtures of experts.
+        adapters: None if it takes none.
     """
 
     experts: ExpertsConfig | None = None
     expert_counts: ExpertCounts | None = None
+    adapters: Adapters | None = None
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:
         self.pool = pool
@@ -44,6 +47,8 @@ class EngineBase(ABC):
 
     def close(self) -> None:
         """Frees shared memory and connections. No forward pass runs."""
+        if self.adapters is not None:
+            self.adapters.close()
         self.pool.close()
 
     def constraint(self, grammar: str, output_ids: Sequence[int] = (), client: str = "") -> Constraint | None:

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.drafted_row import DraftedRow, SampledRow
 from tandem.engine.output import Feed
 from tandem.engine.token_sequence import TokenSequence
@@ -142,6 +143,15 @@ class Batch:
                 rows.append(s)
                 rows.extend(DraftedRow(s, num_drafts) for num_drafts in range(1, len(s.draft_ids) + 1))
         return rows
+
+    @property
+    def has_adapters(self) -> bool:
+        return any(s.adapter_slot != NO_ADAPTER for s in self.sequences)
+
+    def adapter_slots(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
+        """Returns the slot of each token's adapter, (num_tokens,); NO_ADAPTER for none."""
+        slots = np.array([s.adapter_slot for s in self.sequences], np.int32)
+        return np.repeat(slots, [s.extend_len for s in self.sequences])
 
     def _fed_rows(self) -> list[int]:
         rows = [*self.feed.rows] if self.feed else []

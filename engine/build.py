@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from tandem.engine.adapters.follower import FollowerAdapters
+from tandem.engine.adapters.manager import AdapterManager
 from tandem.engine.agreement import check_equal, opened
 from tandem.engine.config import EngineConfig
 from tandem.engine.cuda_build import build_on_gpu
@@ -82,6 +84,7 @@ def build_engine(
                 grammars=load_grammars(config, model_config, ranks),
                 mixed_steps=config.mixed_steps,
                 ranks=launches,
+                slots=loaded.slots,
             )
     else:
         free_at_start = free_bytes() if ranks.degree == 1 else settled_free_bytes()
@@ -100,6 +103,12 @@ def build_engine(
                 f"device cuda needs packages that are not installed ({error}): pip install '.[cuda13]', or '.[cuda12]' "
                 "for a torch made for CUDA 12"
             ) from error
+    if engine.slots is not None:
+        limits = config.adapter_limits
+        if ranks.is_leader:
+            engine.adapters = AdapterManager(engine.slots, model_config, limits, ranks=launches)
+        else:
+            engine.follower_adapters = FollowerAdapters(engine.slots, model_config, limits.host_bytes)
     stages.end()
     logger.info("engine ready: %s", stages)
     return engine

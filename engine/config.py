@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from tandem.config import DEVICES, require, require_one_of, require_positive
+from tandem.engine.adapters.base import MAX_LORA_RANK, AdapterLimits
 from tandem.engine.attention.table import ATTENTION_BACKENDS, AUTO
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
+from tandem.engine.kvcache.sizing import GIB
 from tandem.engine.models.quantization import FP8
 from tandem.engine.ranks.config import MAX_DEGREE
 from tandem.options import option
@@ -16,6 +18,8 @@ LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("auto", FP8)
 # CUDA's contexts alone take 0.5 GiB for each.
 MAX_WORKERS_PER_GPU = 32
+# Kernels skip the empty tiles of a step, of which each slot may have one.
+MAX_LORAS = 1024
 # Bounds the memory for sampling the prompts' first tokens.
 MAX_PREFILL_BATCH_SIZE = 128
 
@@ -82,6 +86,18 @@ class EngineOptions:
         "share of a worker's GPU memory for weights, CUDA graphs and, without --num-pages, the pool",
         metavar="SHARE",
     )
+    max_loras: int = option(
+        0,
+        "adapters in a worker's device memory at the same time; 0: 8 with --lora or --lora-root, else none",
+        metavar="N",
+        detail=" ([adapters.md](adapters.md))",
+    )
+    max_lora_rank: int = option(16, "largest rank of an adapter; memory for it is reserved", metavar="N")
+    lora_host_memory: float = option(
+        4.0,
+        "host memory of each worker for loaded adapters, in GiB",
+        metavar="GIB",
+    )
     eviction: str = option(
         "lru",
         "which cached page is evicted first",
@@ -141,4 +157,14 @@ class EngineConfig(EngineOptions):
         require_positive(self, "page_size")
         if self.num_pages != 0 or self.device != "cuda":
             require_positive(self, "num_pages")
+        require(0 <= self.max_loras <= MAX_LORAS, f"max_loras must be 0 to {MAX_LORAS}, not {self.max_loras}")
+        require(
+            0 < self.max_lora_rank <= MAX_LORA_RANK,
+            f"max_lora_rank must be 1 to {MAX_LORA_RANK}, not {self.max_lora_rank}",
+        )
+        require(self.lora_host_memory >= 0, f"lora_host_memory must not be negative, but is {self.lora_host_memory}")
         require(self.num_threads >= 0, f"num_threads must not be negative, but is {self.num_threads}")
+
+    @property
+    def adapter_limits(self) -> AdapterLimits:
+        return AdapterLimits(self.max_loras, self.max_lora_rank, int(self.lora_host_memory * GIB))

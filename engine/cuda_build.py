@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.agreement import agreed_num_pages, check_equal
 from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.config import EngineConfig
@@ -46,10 +47,10 @@ def build_on_gpu(
 ) -> Engine:
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    model, fingerprint, layout, backend = load()
+    model, fingerprint, layout, backend, slots = load()
     model_config, device = model.config, torch.device("cuda", torch.cuda.current_device())
     on_progress("warming up")
-    measured = _measure(config, model, backend, CudaKvPool(layout, 1, device), free_at_start, group)
+    measured = _measure(config, model, backend, slots, CudaKvPool(layout, 1, device), free_at_start, group)
     memory = measured.memory
     on_progress("allocating pages")
     fraction, longest = config.mem_fraction_static, config.max_model_len
@@ -67,11 +68,13 @@ def build_on_gpu(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
     )
     if for_graphs is not None and decode_sizes:
-        graphs = DecodeGraphs(model, for_graphs, device, config.cuda_graph_max_bs, num_table_pages, on_progress)
+        graphs = DecodeGraphs(model, for_graphs, device, config.cuda_graph_max_bs, num_table_pages, on_progress, slots)
     if for_graphs is not None and measured.prefill_sizes:
-        prefill_graphs = PrefillGraphs(model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress)
+        prefill_graphs = PrefillGraphs(
+            model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress, slots
+        )
     if for_graphs is not None and measured.mixed_sizes.pairs():
-        mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress)
+        mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress, slots)
     _log_memory(config, memory, num_pages, layout, free_at_start)
     if config.workers_per_gpu > 1:
         keep_forward_memory(memory, device)
@@ -89,6 +92,7 @@ def build_on_gpu(
         mixed_steps=config.mixed_steps,
         mixed_graphs=mixed_graphs,
         ranks=launches,
+        slots=slots,
     )
 
 
@@ -101,24 +105,25 @@ def _measure(
     config: EngineConfig,
     model: Model,
     backend: Callable[[KvPool], AttentionBackend],
+    slots: AdapterSlots | None,
     pool: "CudaKvPool",
     free_at_start: int,
     group: RankGroup,
 ) -> Measured:
     attention = backend(pool)
-    engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps)
+    engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps, slots=slots)
     for_graphs = _for_graphs(attention, model)
     if for_graphs is None:
         return measure_memory(engine, config, free_at_start, None, None, None, group)
 
     def capture(batch_size: int) -> object:
-        return DecodeGraphs(model, for_graphs, engine.device, batch_size, 1, lambda doing: None)
+        return DecodeGraphs(model, for_graphs, engine.device, batch_size, 1, lambda doing: None, slots)
 
     def capture_prefill(sizes: Sequence[int]) -> object:
-        return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
+        return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
     def capture_mixed(sizes: MixedSizes) -> object:
-        return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
+        return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs

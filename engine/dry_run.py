@@ -97,8 +97,14 @@ def measure_memory(
     prefill_sizes: tuple[int, ...] = ()
     mixed_sizes = MixedSizes()
     trials = TrialBatches(engine.model.config)
+    all_trials = [trials]
+    if engine.slots is not None:
+        # Rows with adapters need more memory. The slot is empty.
+        trials = TrialBatches(engine.model.config, adapter_slot=0)
+        all_trials.append(trials)
     if config.max_chunk_tokens:
-        _load_kernels(engine, trials, config.max_chunk_tokens)
+        for some_trials in all_trials:
+            _load_kernels(engine, some_trials, config.max_chunk_tokens)
         # Continued prompts run other kernels than new ones.
         for cached_len in (0, 1):
             for num_tokens in SMALL_PREFILLS:
@@ -107,7 +113,8 @@ def measure_memory(
             forward = max(forward, _peak_bytes(engine, batch))
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
-        _load_step_kernels(engine, trials, batch_size)
+        for some_trials in all_trials:
+            _load_step_kernels(engine, some_trials, batch_size)
         forward = max(forward, _peak_bytes(engine, trials.decode(batch_size, _SAMPLED)))
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
         batch = trials.mixed(batch_size, config.max_chunk_tokens, MAX_PREFILL_BATCH_SIZE, _SAMPLED)

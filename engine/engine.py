@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tandem.engine.adapters.follower import FollowerAdapters
+from tandem.engine.adapters.ops import AdapterBatch
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
@@ -48,7 +51,13 @@ class Engine(EngineBase):
     Args:
         ranks: publishes forward passes to the followers; None on a follower, on the only rank, and during trial passes,
             which all ranks launch by themselves.
+        slots: of adapters; None: sequences have none.
+
+    Attributes:
+        follower_adapters: set on a follower with slots.
     """
+
+    follower_adapters: FollowerAdapters | None = None
 
     def __init__(
         self,
@@ -63,6 +72,7 @@ class Engine(EngineBase):
         mixed_steps: bool = False,
         mixed_graphs: "MixedGraphs | None" = None,
         ranks: RankLaunches | None = None,
+        slots: AdapterSlots | None = None,
     ) -> None:
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
@@ -76,16 +86,19 @@ class Engine(EngineBase):
         self._mixed_steps = mixed_steps and attention.computes_mixed
         self._mixed_sizes = mixed_graphs.sizes if mixed_graphs is not None and self._mixed_steps else None
         self._ranks = ranks
+        self.slots = slots
         self._collectives = model.collectives
 
     def close(self) -> None:
+        if self.follower_adapters is not None:
+            self.follower_adapters.close()
         if self._collectives is not None:
             self._collectives.close()
         super().close()
 
     def shallow(self) -> "Engine":
         """Returns an engine with one layer, on the same pool, without graphs."""
-        return Engine(self.model.shallow(), self.pool, self._attention)
+        return Engine(self.model.shallow(), self.pool, self._attention, slots=self.slots)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -175,22 +188,35 @@ class Engine(EngineBase):
         scored: ScoredPrompts | None = None
         pooled: PooledPrompts | None = None
         if batch.scores_prompts:
-            hidden = self.model.hidden_states(input_ids, positions, self._attention, meanwhile=meanwhile)
+            adapters = self._adapters_of(batch, None)
+            hidden = self.model.hidden_states(
+                input_ids, positions, self._attention, meanwhile=meanwhile, adapters=adapters
+            )
             scored = self._score(hidden, batch)
             logits = self.model.logits(hidden[rows])
             if pooled_rows := batch.pooled_rows():
                 pooled = pool_prompts(self.model, hidden[to_device(pooled_rows, self.device)], batch)
         elif pooled_rows := batch.pooled_rows():
             both = torch.cat((rows, to_device(pooled_rows, self.device)))
-            hidden = self.model.hidden_states(input_ids, positions, self._attention, both, meanwhile)
+            adapters = self._adapters_of(batch, [*batch.logits_rows(), *pooled_rows])
+            hidden = self.model.hidden_states(input_ids, positions, self._attention, both, meanwhile, adapters)
             logits = self.model.logits(hidden[: len(rows)])
             pooled = pool_prompts(self.model, hidden[len(rows) :], batch)
         else:
             wanted = None if len(rows) == len(input_ids) else rows
-            logits = self.model.forward(input_ids, positions, self._attention, wanted, meanwhile=meanwhile)
+            adapters = self._adapters_of(batch, None if wanted is None else batch.logits_rows())
+            logits = self.model.forward(
+                input_ids, positions, self._attention, wanted, meanwhile=meanwhile, adapters=adapters
+            )
         newest_ids = None if fed_ids is None else select_rows(input_ids, rows)
         choose = self._choice(logits, batch.sampled_rows(), newest_ids)
         return Launched(choose, scored, pooled)
+
+    def _adapters_of(self, batch: Batch, rows: Sequence[int] | None) -> AdapterBatch | None:
+        """Args: rows: as of AdapterSlots.batch."""
+        if self.slots is None or not batch.has_adapters:
+            return None
+        return self.slots.batch(batch.adapter_slots(), rows)
 
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> Launched | None:
         output: GraphOutput | None = None

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
@@ -20,12 +21,14 @@ class _Graph(NamedTuple):
     Attributes:
         staged: (aligned(8 * (2 * batch_size + NUM_STAGED)),) uint8, int64 numbers: the tokens known on the host, each
             row's index in the memory of tokens, and staged_rows.
+        adapters: None without slots.
     """
 
     graph: torch.cuda.CUDAGraph
     attention: GraphedAttention
     input_ids: torch.Tensor
     staged: torch.Tensor
+    adapters: GraphedAdapters | None
 
 
 class GraphOutput(NamedTuple):
@@ -59,12 +62,14 @@ class DecodeGraphs:
         max_batch_size: int,
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
+        slots: AdapterSlots | None = None,
     ) -> None:
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()
         self._device = device
+        self._slots = slots
         self._graphs: dict[int, _Graph] = {}
         # Shared by graphs of all sizes.
         self._logits = torch.empty(max_batch_size, model.config.vocab_size, dtype=model.dtype, device=device)
@@ -107,6 +112,9 @@ class DecodeGraphs:
         index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
         counted = staged_rows(num_sequences, num_sequences)
         Packed(np.concatenate((np.array(known_ids + index, np.int64), counted))).copy_to(graph.staged)
+        if graph.adapters is not None:
+            token_slots = batch.adapter_slots()
+            graph.adapters.stage(token_slots, token_slots)
         graph.graph.replay()
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
@@ -116,16 +124,20 @@ class DecodeGraphs:
         index, counted = staged[size : 2 * size], staged[2 * size : 2 * size + NUM_STAGED]
         # All rows are padding.
         attention.plan(())
+        adapters = None if self._slots is None else self._slots.graphed(size, None)
+        of_adapters = None if adapters is None else adapters.batch
 
         def step(model: Model) -> None:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             with model.counting(counted):
-                logits = model.forward(input_ids, attention.positions, attention, None, out=self._logits[:size])
+                logits = model.forward(
+                    input_ids, attention.positions, attention, None, out=self._logits[:size], adapters=of_adapters
+                )
             if model.samples:
                 self._most_likely.find(logits, self._tokens[:size])
 
         graph = capture.capture(lambda: step(self._model), lambda: step(self._shallow))
-        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8), adapters)
 
 
 def _num_staged(batch_size: int) -> int:

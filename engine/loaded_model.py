@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.choice import choose_backend
 from tandem.engine.collectives.base import Collectives
@@ -14,6 +15,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.grammars import Grammars
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.sizing import GIB
 from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
@@ -30,12 +32,14 @@ class LoadedModel(NamedTuple):
     Attributes:
         layout: of the pages that this rank holds.
         backend: makes attention over a pool.
+        slots: None: the engine takes no adapters.
     """
 
     model: Model
     fingerprint: str
     layout: PageLayout
     backend: Callable[[KvPool], AttentionBackend]
+    slots: AdapterSlots | None
 
 
 def load_model(
@@ -53,6 +57,7 @@ def load_model(
     model = build_model(model_config, getattr(torch, config.dtype), device, collectives)
     # Fail before loading weights, which takes minutes.
     backend_type = choose_backend(config, layout, num_q_heads, device)
+    slots = AdapterSlots(model, config.max_loras, config.max_lora_rank, device) if config.max_loras else None
     kv_scales = load_weights(
         model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
     )
@@ -66,7 +71,10 @@ def load_model(
     if has_scales:
         scales = "all scales are 1" if kv_scales.are_ones else "scales are the checkpoint's"
         logger.info("keys and values are kept as %s; %s", config.kv_cache_dtype, scales)
-    return LoadedModel(model, fingerprint, layout, backend)
+    if slots is not None:
+        gib = slots.num_bytes / GIB
+        logger.info("%d slots for adapters of up to rank %d take %.2f GiB", slots.num_slots, slots.max_rank, gib)
+    return LoadedModel(model, fingerprint, layout, backend, slots)
 
 
 def load_grammars(config: EngineConfig, model_config: ModelConfig, ranks: RankConfig) -> Grammars | None:

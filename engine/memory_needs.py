@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tandem.engine.adapters.modules import slot_numbers
 from tandem.engine.config import EngineConfig
 from tandem.engine.floors import BYTES_PER_NUMBER, weight_bytes
 from tandem.engine.kvcache.base import PageLayout
@@ -12,7 +13,18 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def num_weight_bytes(engine: EngineConfig, model: ModelConfig) -> int:
-    """Without norms, biases and scales (less than a hundredth)."""
+    """Without norms, biases and scales (less than a hundredth); with slots of adapters.
+
+    Raises:
+        ValueError: the model takes no adapters, but the engine does.
+    """
+    slots = 0
+    if engine.max_loras:
+        slots = engine.max_loras * slot_numbers(model, engine.max_lora_rank) * _DTYPE_BYTES[engine.dtype]
+    return slots + _base_bytes(engine, model)
+
+
+def _base_bytes(engine: EngineConfig, model: ModelConfig) -> int:
     if engine.device != "cpu" and engine.dtype == "bfloat16":
         return weight_bytes(model)
     # FP8 weights become plain ones.

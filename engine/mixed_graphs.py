@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from tandem.engine.adapters.base import NO_ADAPTER
+from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
@@ -67,12 +69,14 @@ class _Graph(NamedTuple):
     """
     Attributes:
         input_ids: decoded tokens with padding, then prompt tokens with padding.
+        adapters: None without slots.
     """
 
     graph: torch.cuda.CUDAGraph
     decode: GraphedAttention
     prefill: GraphedAttention
     input_ids: torch.Tensor
+    adapters: GraphedAdapters | None
 
 
 class MixedGraphs:
@@ -86,6 +90,7 @@ class MixedGraphs:
         sizes: MixedSizes,
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
+        slots: AdapterSlots | None = None,
     ) -> None:
         from tandem.engine.layers.most_likely import MostLikely
 
@@ -98,6 +103,7 @@ class MixedGraphs:
         self._backend = attention
         self._shallow = model.shallow()
         self._device = device
+        self._slots = slots
         # Shared by graphs of all sizes: a row for each decoded sequence, then one for each prompt that ends, without
         # gaps.
         self._max_decoded = sizes.num_decoded[-1]
@@ -142,6 +148,9 @@ class MixedGraphs:
             self._tokens[: len(fed_ids)].copy_(fed_ids)
         rows = batch.logits_rows()
         Packed(staged_numbers(batch, rows, *size, self._first_staged)).copy_to(self._staged)
+        if graph.adapters is not None:
+            token_slots = batch.adapter_slots()
+            graph.adapters.stage(padded_slots(token_slots, len(batch.decoded), size[0]), token_slots[rows])
         graph.graph.replay()
         return GraphOutput(self._logits[: len(rows)], self._tokens[: len(rows)], self._newest_ids[: len(rows)])
 
@@ -161,18 +170,31 @@ class MixedGraphs:
         # All tokens are padding.
         decode.plan(())
         prefill.plan(())
+        adapters = None if self._slots is None else self._slots.graphed(num_tokens, num_rows)
+        of_adapters = None if adapters is None else adapters.batch
 
         def run(model: Model) -> None:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             positions = torch.cat((decode.positions, prefill.positions))
             torch.index_select(input_ids, 0, rows, out=self._newest_ids[:num_rows])
             with model.counting(counted):
-                logits = model.forward(input_ids, positions, attention, rows, out=self._logits[:num_rows])
+                logits = model.forward(
+                    input_ids, positions, attention, rows, out=self._logits[:num_rows], adapters=of_adapters
+                )
             if model.samples:
                 self._most_likely.find(logits, self._tokens[:num_rows])
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
-        return _Graph(graph, decode, prefill, input_ids)
+        return _Graph(graph, decode, prefill, input_ids, adapters)
+
+
+def padded_slots(
+    token_slots: "np.ndarray[Any, np.dtype[np.int32]]", num_known: int, num_decoded: int
+) -> "np.ndarray[Any, np.dtype[np.int32]]":
+    """Returns the slots of a graph's tokens, up to the last one that counts. Args: num_known: decoded tokens before the
+    padding; num_decoded: of the graph."""
+    padding = np.full(num_decoded - num_known, NO_ADAPTER, np.int32)
+    return np.concatenate((token_slots[:num_known], padding, token_slots[num_known:]))
 
 
 def staged_numbers(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
@@ -28,12 +29,14 @@ class _Graph(NamedTuple):
     Attributes:
         staged: (aligned(8 * (num_tokens + MAX_PROMPTS + NUM_STAGED)),) uint8, int64 numbers: the tokens to compute, the
             rows that need logits, and staged_rows.
+        adapters: None without slots.
     """
 
     graph: torch.cuda.CUDAGraph
     attention: GraphedAttention
     input_ids: torch.Tensor
     staged: torch.Tensor
+    adapters: GraphedAdapters | None
 
 
 class PrefillGraphs:
@@ -47,12 +50,14 @@ class PrefillGraphs:
         sizes: Sequence[int],
         max_pages_per_sequence: int,
         on_progress: Callable[[str], None],
+        slots: AdapterSlots | None = None,
     ) -> None:
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
         self._shallow = model.shallow()
         self._device = device
+        self._slots = slots
         self._graphs: dict[int, _Graph] = {}
         self._logits = torch.empty(MAX_PROMPTS, model.config.vocab_size, dtype=model.dtype, device=device)
         self._token_ids = torch.zeros(MAX_PROMPTS, dtype=torch.int64, device=device)
@@ -86,6 +91,9 @@ class PrefillGraphs:
         staged = [*batch.known_ids(), *padding, *rows, *[0] * (MAX_PROMPTS - len(rows))]
         counted = staged_rows(num_tokens, len(rows))
         Packed(np.concatenate((np.array(staged, np.int64), counted))).copy_to(graph.staged)
+        if graph.adapters is not None:
+            token_slots = batch.adapter_slots()
+            graph.adapters.stage(token_slots, token_slots[rows])
         graph.graph.replay()
         return GraphOutput(self._logits[: len(rows)], self._token_ids[: len(rows)])
 
@@ -95,12 +103,16 @@ class PrefillGraphs:
         input_ids, rows, counted = staged[: size + MAX_PROMPTS + NUM_STAGED].split((size, MAX_PROMPTS, NUM_STAGED))
         # All tokens are padding.
         attention.plan(())
+        adapters = None if self._slots is None else self._slots.graphed(size, MAX_PROMPTS)
+        of_adapters = None if adapters is None else adapters.batch
 
         def run(model: Model) -> None:
             with model.counting(counted):
-                logits = model.forward(input_ids, attention.positions, attention, rows, out=self._logits)
+                logits = model.forward(
+                    input_ids, attention.positions, attention, rows, out=self._logits, adapters=of_adapters
+                )
             if model.samples:
                 self._most_likely.find(logits, self._token_ids)
 
         graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
-        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8), adapters)

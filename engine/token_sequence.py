@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tandem.embedding import EmbeddingParams
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.grammars import WORD_BITS, Constraint
 from tandem.sampling_params import SamplingParams
 
@@ -62,6 +63,8 @@ class TokenSequence:
         embedding: set for a prompt that is embedded and has no output.
         draft_ids: tokens that may follow the last one, of the next or current forward pass.
         draft_masks: with a constraint, the tokens allowed behind each draft, as `bits_of`.
+        adapter_slot: NO_ADAPTER: the base model computes it. Set before the first forward pass, of an adapter that is
+            acquired until the last one.
     """
 
     token_ids: list[int]
@@ -76,6 +79,7 @@ class TokenSequence:
     embedding: EmbeddingParams | None = None
     draft_ids: Sequence[int] = field(default=(), init=False)
     draft_masks: Sequence["np.ndarray[Any, np.dtype[np.int32]]"] = field(default=(), init=False, repr=False)
+    adapter_slot: int = NO_ADAPTER
     bias: "LogitBias | None" = field(default=None, init=False, repr=False)
     allowed: "np.ndarray[Any, np.dtype[np.int32]] | None" = field(default=None, init=False, repr=False)
     stop_token_ids: frozenset[int] = field(default=frozenset(), init=False, repr=False)

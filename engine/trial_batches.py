@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import cycle, islice
 
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.batch import Batch
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.token_sequence import TokenSequence
@@ -15,7 +16,9 @@ class TrialBatches:
     Tokens differ from each other, because equal ones would choose the same experts.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, adapter_slot: int = NO_ADAPTER) -> None:
+        """Args: adapter_slot: of all sequences."""
+        self._adapter_slot = adapter_slot
         self._longest = model.max_position_embeddings
         self._token_ids = cycle(range(model.vocab_size))
 
@@ -37,7 +40,9 @@ class TrialBatches:
         sequences = []
         for length in lengths:
             token_ids = list(islice(self._token_ids, length))
-            sequence = TokenSequence(token_ids, length, [0] * length, cached_len, sampling)
+            sequence = TokenSequence(
+                token_ids, length, [0] * length, cached_len, sampling, adapter_slot=self._adapter_slot
+            )
             sequence.extend(length - cached_len)
             sequences.append(sequence)
         return sequences

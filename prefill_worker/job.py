@@ -7,6 +7,7 @@ from tandem.lifecycle import FIRST_TOKEN, PREFILL_RECEIVED, PREFILL_STARTED
 from tandem.messages import NO_HITS, Moment, Prefill, TierHits
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import TokenLogprobs
+from tandem.worker.adapter_uses import NO_USE, AdapterUse
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +26,7 @@ class PrefillJob:
         first_token_time_ns: end of the prefill; 0 before it.
         ship_started_ns: time of the first push; 0 before it.
         has_told_start: whether the router knows that the prefill has started.
+        adapter: use of its adapter, held until the prompt is computed.
     """
 
     request: Prefill
@@ -43,6 +45,7 @@ class PrefillJob:
     finish_reason: str = ""
     ship_started_ns: int = 0
     has_told_start: bool = False
+    adapter: AdapterUse = NO_USE
 
     @property
     def key(self) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from tandem.engine.grammars import Constraint
 from tandem.messages import Prefill
 from tandem.priority import virtual_arrival_ns
+from tandem.worker.adapter_uses import NO_USE, AdapterUse
 
 # Place before every age with every priority.
 BEFORE_ALL = -(2**64)
@@ -20,6 +21,7 @@ class QueuedRequest:
         received_ns: arrival at this worker; 0 if unknown.
         num_overtaken: number of later requests started before it.
         is_prefetched: whether a prefetch of its stored pages has begun, or none is needed.
+        adapter: use of its adapter, held from the start of its job.
     """
 
     request: Prefill
@@ -30,6 +32,7 @@ class QueuedRequest:
     received_ns: int = 0
     num_overtaken: int = 0
     is_prefetched: bool = False
+    adapter: AdapterUse = NO_USE
 
     @property
     def key(self) -> tuple[str, int]:
@@ -41,8 +44,9 @@ class QueuedRequest:
         return self.request.sampling.num_prompt_logprobs is not None
 
     @property
-    def is_compiling(self) -> bool:
-        return self.constraint is not None and not self.constraint.is_ready
+    def is_preparing(self) -> bool:
+        """True while its grammar is compiled, or its adapter loaded."""
+        return (self.constraint is not None and not self.constraint.is_ready) or self.adapter.is_loading
 
     @property
     def queue_key(self) -> tuple[int, int]:

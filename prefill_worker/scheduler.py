@@ -34,8 +34,9 @@ from tandem.prefill_worker.queued_request import PagesInWork, QueuedRequest
 from tandem.prefill_worker.waiting import WaitingRequests
 from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
+from tandem.worker.adapter_uses import AdapterUses, adapter_failure
 from tandem.worker.base import ForwardScheduler, Outbox
-from tandem.worker.events import Event, FromRouter, RouterLost
+from tandem.worker.events import AdaptersListed, Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
 from tandem.worker.page_tier import PageTier
@@ -78,6 +79,7 @@ class PrefillScheduler(ForwardScheduler):
         budget: PromptBudget | None = None,
         timer: ForwardTimer | None = None,
         tier: PageTier | None = None,
+        adapters: AdapterUses | None = None,
     ) -> None:
         """
         Args:
@@ -85,8 +87,15 @@ class PrefillScheduler(ForwardScheduler):
             budget: token budget of a forward pass; None for chunk_size.
             timer: the engine's timer; None if this is its only scheduler.
             tier: the tier below the pool; None if there is none.
+            adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, recorder, timer or ForwardTimer(engine.pool.device.type, clock, engine.experts))
+        super().__init__(
+            engine,
+            cache,
+            recorder,
+            timer or ForwardTimer(engine.pool.device.type, clock, engine.experts),
+            adapters or AdapterUses(engine.adapters, clock),
+        )
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox
@@ -124,11 +133,14 @@ class PrefillScheduler(ForwardScheduler):
             if isinstance(event.message, Prefill):
                 prefill = event.message
                 constraint = self._engine.constraint(prefill.sampling.grammar, prefill.output_ids, prefill.client)
-                self._waiting.enqueue(prefill, constraint, event.received_ns)
+                adapter = self._adapters.begin(prefill.adapter, prefill.cache_namespace)
+                self._waiting.enqueue(prefill, constraint, event.received_ns, adapter)
             elif isinstance(event.message, Abort):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+        elif isinstance(event, AdaptersListed):
+            self._adapters.set_listed(event.content_hashes)
         elif isinstance(event, RouterLost):
             self._waiting.drop_all_of(event.router)
             for job in self._jobs():
@@ -156,6 +168,8 @@ class PrefillScheduler(ForwardScheduler):
         """Handles handovers and completed forward passes. Returns whether a pass was collected, in a mixed worker maybe
         a decode step before prompts."""
         self._cache.free_deferred_pages()
+        if (places := self._adapters.poll()) is not None:
+            self._outbox.to_router(places)
         self._settle_handovers()
         self._recorder.lap("settle")
         worked = False
@@ -201,7 +215,7 @@ class PrefillScheduler(ForwardScheduler):
             is_step = not isinstance(self._launches.parts[0], PromptChunks)
             earliest = step_end if is_step else self._pace.earliest_end()
             deadlines.append(max(now + POLL_S, earliest))
-        if self._waiting.is_loading:
+        if self._waiting.is_loading or self._waiting.waits_for_adapter:
             deadlines.append(now + LOADING_POLL_S)
         return min(deadlines, default=None)
 
@@ -271,8 +285,15 @@ class PrefillScheduler(ForwardScheduler):
             # In this order: pages that are being computed need no load.
             if self._must_wait_for_prefix(queued) or self._waiting.must_wait_for_load(queued):
                 continue
+            if not queued.adapter.try_hold():
+                if failure := adapter_failure(*queued.key, queued.adapter):
+                    self._waiting.drop(queued)
+                    self._outbox.to_router(failure)
+                continue
             handle = self._pages.acquire(queued)
-            if handle is not None:
+            if handle is None:
+                queued.adapter.let_go()
+            else:
                 job = self._start(queued, handle)
                 self.go_on_meanwhile()
                 yield job
@@ -299,6 +320,7 @@ class PrefillScheduler(ForwardScheduler):
             constraint=queued.constraint,
             table_id=handle.table_id,
             embedding=request.embedding,
+            adapter_slot=queued.adapter.slot,
         )
         pages_to_compute = queued.prefix_ids[handle.num_shared :]
         job = PrefillJob(
@@ -309,6 +331,7 @@ class PrefillScheduler(ForwardScheduler):
             received_ns=queued.received_ns,
             loaded=loaded,
             pages_to_compute=pages_to_compute,
+            adapter=queued.adapter,
         )
         self._in_work.enter_work(pages_to_compute)
         self._computing.append(job)
@@ -406,6 +429,7 @@ class PrefillScheduler(ForwardScheduler):
         index = len(request.output_ids)
         job.finish_reason = request.sampling.finish_reason(first_token, index + 1)
         self._computing.remove(job)
+        job.adapter.end()
         # The timeout doubles with each attempt: a request that leaves slow queues again and again would never reach a
         # head.
         timeout_s = self._config.grant_timeout_s * 2 ** min(request.attempt, MAX_DOUBLINGS)
@@ -454,6 +478,7 @@ class PrefillScheduler(ForwardScheduler):
         if job in self._computing:
             self._computing.remove(job)
         self._handing_over.pop(job.key, None)
+        job.adapter.end()
         if job.handle is not None:
             in_use = self._launches.using(job.handle.table_id)
             self._cache.release_pages(job.handle, after=[*job.copies, *in_use])

@@ -119,7 +119,9 @@ class Attempts:
             self._end_request(request, "finished")
             return
         if request.num_failures >= self._config.max_attempts:
-            self.fail_request(request, f"given up after {self._config.max_attempts} failed attempts")
+            self.fail_request(
+                request, f"given up after {self._config.max_attempts} failed attempts: {request.last_failure}"
+            )
             return
         if move is not None:
             self._assign(request, PinnedCandidate(move))
@@ -158,6 +160,9 @@ class Attempts:
         admit, prefill = tracker.begin_attempt(
             pair.prefill.worker_id, decode_worker_id, self._config.admit_duration_s, placed
         )
+        if view.adapter is not None:
+            for worker in dict.fromkeys((pair.prefill, pair.decode)):
+                worker.adapters.expect(view.adapter, self._clock())
         num_tokens = len(view.token_ids)
         self.prompts.add(num_tokens, pair.estimate)
         request.assign_pair(pair)
@@ -310,6 +315,8 @@ class Attempts:
         """Args: move: workers of the next attempt, if its stream moves."""
         if self._end_attempt(request, attempt, kind, reason):
             request.num_failures += failed
+            if failed:
+                request.last_failure = reason
             self._metrics.attempt_restarted(kind)
             self._journal.attempt_restarted(kind)
             self.start_attempt(request, move)
@@ -388,4 +395,5 @@ class Attempts:
             cache_namespace=spec.cache_namespace,
             prompt_identities=spec.prompt.identities,
             objectives=self._objectives,
+            adapter=spec.adapter,
         )

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tandem.adapters import AdapterEntry
 from tandem.config import (
     ClusterTls,
     ClusterTlsFiles,
     LogConfig,
     Role,
     TlsConfig,
+    parse_api_key,
     require,
+    require_api_key,
     require_one_of,
     require_positive,
 )
@@ -192,6 +195,16 @@ class RouterOptions:
         metavar="KEY",
         shown="none: open to everybody",
     )
+    admin_keys: tuple[str, ...] = option(
+        (),
+        "key for loading and unloading adapters while the cluster serves, repeatable; no key for anything else, and "
+        "none of --api-key. Without one, adapters are those of --lora",
+        secret=True,
+        name="admin-key",
+        metavar="KEY",
+        shown="none",
+        detail=" ([adapters.md](adapters.md#loading-and-unloading)). $TANDEM_ADMIN_KEY, if set, is one more",
+    )
     max_requests_per_key: int = option(
         0,
         "maximum requests in flight per key, or of all clients together without keys; 0: no limit",
@@ -219,6 +232,8 @@ class RouterConfig(RouterOptions):
         routers: addresses of all routers by name, this one included; empty: this router is alone.
         workers: roles of all planned workers by name; empty, if not starts_from_zero: unknown.
         stores: names of all page stores.
+        adapters: names of adapters from the command line, with their content.
+        takes_adapters: adapters may be loaded while the cluster serves.
         starts_from_zero: the cluster may have no worker until a request waits for one.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
@@ -247,6 +262,8 @@ class RouterConfig(RouterOptions):
     routers: Mapping[str, RouterAddresses] = field(default_factory=dict)
     workers: Mapping[str, Role] = field(default_factory=dict)
     stores: tuple[str, ...] = ()
+    adapters: tuple[AdapterEntry, ...] = ()
+    takes_adapters: bool = False
     starts_from_zero: bool = False
     num_restarts: int = 0
     shared_grpc_port: int = 0
@@ -301,6 +318,10 @@ class RouterConfig(RouterOptions):
         TOOL_PARSERS.check("tool_parser", self.tool_parser, besides=("auto", "none"))
         require_one_of(self, "reasoning_parser", ("auto", "none", *REASONING_STYLES))
         check_keys(self.api_keys)
+        for key in self.admin_keys:
+            require_api_key(key)
+        shared = set(self.admin_keys) & {parse_api_key(text).key for text in self.api_keys}
+        require(not shared, "admin_keys and api_keys must not share a key")
         require(
             self.max_requests_per_key >= 0,
             f"max_requests_per_key must not be negative, but is {self.max_requests_per_key}",

@@ -163,6 +163,7 @@ class Moves:
             client=spec.client,
             prefill_worker_id=pair.prefill.worker_id,
             copy_of=tracker.request_id,
+            adapter=spec.adapter,
         )
         pair.decode.send([admit])
         move = Move(

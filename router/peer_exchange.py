@@ -1,24 +1,30 @@
 """Exchange of loads between the routers, over gRPC on the internal ports."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
 
+from tandem.messages import Adapters
 from tandem.repeat_limit import RepeatLimit
+from tandem.router.adapters.names import AdapterNames
 from tandem.router.workers.peer_counts import NOTHING, AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.calls import call_errors, reason_of
+from tandem.rpc.codec import ADAPTERS_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
-from tandem.v1 import router_pb2_grpc
+from tandem.v1 import router_pb2_grpc, worker_pb2
 
 logger = logging.getLogger(__name__)
 
 # Delay of the known loads. Meanwhile the routers together may exceed cluster-wide limits.
 INTERVAL_S = 0.1
 RETRY_DELAY_S = 0.5
+# Limit for telling one router of adapters, in seconds. One that cannot be reached learns them when it can.
+SHARE_TIMEOUT_S = 2.0
 
 
 class PeerExchange(router_pb2_grpc.RouterPeerServicer):
@@ -32,11 +38,13 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         own_counts: Callable[[], RouterCounts],
         on_counts: Callable[[], None],
         credentials: ClusterCredentials,
+        adapters: AdapterNames,
     ) -> None:
         """
         Args:
             counts: store of the other routers' loads.
             on_counts: called after each received load.
+            adapters: this router's names.
         """
         self._router_id = router_id
         self._peers = peers
@@ -46,6 +54,9 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
         self._credentials = credentials
         # The latest call of each router: an older one, whose end is noticed late, changes nothing any more.
         self._calls: dict[str, object] = {}
+        self._adapters = adapters
+        # Of the routers that can be reached, by address.
+        self._stubs: dict[str, router_pb2_grpc.RouterPeerStub] = {}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -74,18 +85,43 @@ class PeerExchange(router_pb2_grpc.RouterPeerServicer):
                 self._on_counts()
         return pb.ShareCountsEnd()
 
+    async def ShareAdapters(
+        self, request: worker_pb2.Adapters, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.Adapters:
+        self._adapters.merge(ADAPTERS_CODEC.decode(request).entries)
+        return self._own_adapters()
+
+    async def share_adapters(self) -> None:
+        """Exchanges names of adapters with all routers that can be reached."""
+        await asyncio.gather(*(self._exchange_adapters(stub) for stub in self._stubs.values()))
+
+    async def _exchange_adapters(self, stub: Any) -> None:
+        # Where this fails, the call of the counts fails too, and its next one begins with the names.
+        with contextlib.suppress(grpc.aio.AioRpcError, ConnectionError), call_errors():
+            answer = await stub.ShareAdapters(
+                self._own_adapters(), metadata=self._credentials.metadata, timeout=SHARE_TIMEOUT_S
+            )
+            self._adapters.merge(ADAPTERS_CODEC.decode(answer).entries)
+
+    def _own_adapters(self) -> worker_pb2.Adapters:
+        own: worker_pb2.Adapters = ADAPTERS_CODEC.encode(Adapters(self._adapters.entries()))
+        return own
+
     async def _tell(self, address: str) -> None:
         limit = RepeatLimit()
         while True:
             try:
                 with call_errors():
                     async with self._credentials.open_channel(address) as channel:
-                        stub = router_pb2_grpc.RouterPeerStub(channel)
+                        stub = self._stubs[address] = router_pb2_grpc.RouterPeerStub(channel)
+                        await self._exchange_adapters(stub)
                         await stub.ShareCounts(self._messages(), metadata=self._credentials.metadata)
             except (grpc.aio.AioRpcError, ConnectionError) as error:
                 details = reason_of(error)
                 if limit.allows(details):
                     logger.info("router at %s: %s", address, details)
+            finally:
+                self._stubs.pop(address, None)
             await asyncio.sleep(RETRY_DELAY_S)
 
     async def _messages(self) -> AsyncIterator[pb.RouterCounts]:

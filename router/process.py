@@ -150,8 +150,15 @@ class RouterProcess:
         credentials = ClusterCredentials(config.cluster_token, config.cluster_tls)
         peers = {name: other.cluster for name, other in config.routers.items() if name != config.router_id}
         exchange = PeerExchange(
-            config.router_id, peers, router.elsewhere, frontend.counts, router.update_loads, credentials
+            config.router_id,
+            peers,
+            router.elsewhere,
+            frontend.counts,
+            router.update_loads,
+            credentials,
+            router.adapters,
         )
+        router.adapter_loading.share = exchange.share_adapters
         health_service = HealthService(_serving(router), WatchPlaces(frontend.access.has_key))
         kept = KeptResponses(time.monotonic)
         responses = self._responses = ResponseExchange(

@@ -10,8 +10,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tandem.adapters import AdapterEntry
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
+    AdapterChecked,
+    AdapterPlaces,
+    Adapters,
     CachedPrefixes,
     ClockReply,
     Embedded,
@@ -39,6 +43,9 @@ from tandem.messages import (
 )
 from tandem.recording import Recorder, Recording
 from tandem.request_ids import make_request_id
+from tandem.router.adapters.loading import AdapterLoading
+from tandem.router.adapters.metrics import adapter_metrics
+from tandem.router.adapters.names import AdapterNames
 from tandem.router.attempts import Attempts
 from tandem.router.config import RouterConfig
 from tandem.router.errors import OverloadedError, RequestTimeoutError, RequestTooLargeError, UnavailableError
@@ -89,6 +96,7 @@ class Router:
         idle: set while no request is in hand.
         kept_lines: the sink of request_lines if they wait for the supervisor, else None.
         live: recent history for the live page.
+        adapters, adapter_loading: names of adapters, and their loads and unloads.
         size: numbers of processes that follow the load, as last told; None: no number does.
     """
 
@@ -123,6 +131,9 @@ class Router:
             config.placement,
             self.stores,
         )
+        self.adapters = AdapterNames(self.incarnation, config.adapters)
+        self.adapters.subscribe(self._tell_workers_of_adapters)
+        self.adapter_loading = AdapterLoading(self.adapters, self.workers, config.model_names)
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
         self._next_probe = clock()
@@ -145,8 +156,10 @@ class Router:
             lambda: sum(len(store.prefixes) for store in self.stores),
         )
         self.metrics.add_families(lambda: size_metrics(self.size))
+        self.metrics.add_families(lambda: adapter_metrics(self.adapters, self.workers))
         self.live = LiveRecord()
         self.observers = RequestObservers(self.metrics, self.live, self.recorder, self.request_lines)
+        self.observers.subscribe(self._count_adapter)
         self.live.journal.started(config.router_id, config.num_restarts)
         self._policy = GuardedPolicy(policy)
         self._worker_wait = WorkerWait(config.worker_wait_timeout_s)
@@ -344,7 +357,10 @@ class Router:
         worker.set_load_elsewhere(self.elsewhere.assigned_to(hello.worker_id))
         if hello.start_s:
             self._worker_wait.note_start(hello.worker_id, hello.start_s)
-        worker.send([Welcome(self.incarnation, self._policy.wants_prefixes), self.clocks.probe()])
+        welcome = Welcome(self.incarnation, self._policy.wants_prefixes)
+        worker.send([welcome, self.clocks.probe()])
+        if entries := self.adapters.entries():
+            worker.send([Adapters(entries)])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self.live.journal.worker_joined(hello)
@@ -414,6 +430,12 @@ class Router:
                 self._receive_prefixes(worker, message)
             case Recalled():
                 self.recalls.receive(worker, message)
+            case AdapterPlaces():
+                worker.adapters.receive(message)
+            case AdapterChecked():
+                self.adapter_loading.receive(worker, message)
+            case Adapters():
+                self.adapters.merge(message.entries)
             case ClockReply():
                 if self.clocks.receive(worker.worker_id, message):
                     worker.send([self.clocks.probe()])
@@ -426,6 +448,20 @@ class Router:
         self.metrics.prefixes_received(message, is_in_order=is_in_order)
         if not is_in_order:
             worker.send([RepeatPrefixes()])
+
+    def _count_adapter(self, report: RequestReport) -> None:
+        model = report.tracker.spec.model
+        if model.adapter is not None:
+            self.adapters.count_ended(model.name, report.outcome)
+
+    def _tell_workers_of_adapters(self, news: Sequence[AdapterEntry]) -> None:
+        message = Adapters(tuple(news))
+        for worker in self.workers:
+            worker.send([message])
+
+    def num_requests_of(self, content_hash: str) -> int:
+        """Returns the requests in hand with an adapter."""
+        return sum(request.tracker.spec.model.content_hash == content_hash for request in self._requests)
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
         """Args: kind: label of the loss in the metrics."""
@@ -440,6 +476,7 @@ class Router:
             self.live.journal.worker_left(worker.worker_id)
         self.workers.unregister(worker)
         self.recalls.lose_worker(worker)
+        self.adapter_loading.lose_worker(worker)
         self.clocks.forget(worker.worker_id)
         worker.disconnect(reason)
         self._send_peers()

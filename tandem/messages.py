@@ -5,12 +5,13 @@ Schedulers and routers use these classes; tandem.rpc.codec translates them to th
 
 from dataclasses import dataclass, field
 
+from tandem.adapters import AdapterEntry, AdapterRef
 from tandem.embedding import EmbeddingParams
 from tandem.head_slice import HeadSlice
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class WorkerStats:
             memory, on its disk, or on another node; the others were in the pool.
         num_given_back: running requests given back for lack of pages.
         num_leases_expired: granted leases that no prefill worker filled in time.
+        num_adapters_on_device, num_adapters_in_host: LoRA adapters by place.
+        num_adapter_loads, adapter_load_ns: measured loads of adapters, and their time.
         load_token_s: seconds to load a token's KV from each tier of the page store (tandem.pagestore.messages), assumed
             before the first measurement; 0.0 for a tier that it lacks; empty without a store.
         drafted: by source; empty without speculation.
@@ -161,6 +164,10 @@ class WorkerStats:
     prefix_disk_tokens: int = 0
     prefix_peer_tokens: int = 0
     num_queued_tokens: int = 0
+    num_adapters_on_device: int = 0
+    num_adapters_in_host: int = 0
+    num_adapter_loads: int = 0
+    adapter_load_ns: int = 0
     shipped: tuple[Shipped, ...] = ()
     forward_times: ForwardTimes = ForwardTimes()
     load_token_s: tuple[float, ...] = ()
@@ -391,9 +398,9 @@ class GaveBack:
 
 
 # Reasons of NotMoved: the first request of its worker stays; the attempt has ended; no link; the lease was not granted
-# at once; the grammar is not compiled there; the pages find no room here; the output outgrew the lease; the copy was
-# lost, or took too long.
-MOVE_REFUSALS = ("oldest", "ended", "no_link", "busy", "grammar", "no_room", "outgrown", "lost", "late")
+# at once; the grammar is not compiled there, or the adapter not loaded; the pages find no room here; the output outgrew
+# the lease; the copy was lost, or took too long.
+MOVE_REFUSALS = ("oldest", "ended", "no_link", "busy", "grammar", "adapter", "no_room", "outgrown", "lost", "late")
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +440,41 @@ class Recalled:
     attempt: int = 0
     token_ids: tuple[int, ...] = ()
     resume_token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChecked:
+    """Answers CheckAdapter.
+
+    Attributes:
+        adapter: None if it cannot be served.
+        refusal: the reason, in one line; "" with an adapter.
+    """
+
+    check_id: str
+    adapter: AdapterRef | None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPlaces:
+    """Adapters that a worker has, by content hash; sent when they change.
+
+    Attributes:
+        load_byte_s: seconds to load a byte of an adapter that is not in memory, as measured; 0.0: not yet.
+    """
+
+    on_device: tuple[str, ...]
+    in_host: tuple[str, ...]
+    load_byte_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Entries of the sender's book of adapters: all of them first, changes later. Sent both ways, because a router that
+    was away learns from workers."""
+
+    entries: tuple[AdapterEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,6 +601,8 @@ class Admit:
         prefill_worker_id: worker that computes the prompt; "" if unknown.
         copy_of: request whose pages go ahead of its move under this id; "" for none. Their lease is granted at once or
             refused, and no token follows.
+        adapter: LoRA adapter of the request; None: the base model. Its hash is part of cache_namespace
+            (tandem.prefix.adapted_namespace).
     """
 
     request_id: str
@@ -575,6 +619,7 @@ class Admit:
     client: str = ""
     prefill_worker_id: str = ""
     copy_of: str = ""
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,6 +645,7 @@ class Prefill:
     embedding: EmbeddingParams | None = None
     client: str = ""
     is_move: bool = False
+    adapter: AdapterRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -632,6 +678,14 @@ class Abort:
 
     request_id: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAdapter:
+    """Asks whether the adapter of a directory can be served. Always answered."""
+
+    check_id: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -808,7 +862,8 @@ class Refused:
     Attributes:
         reason: "gone": the attempt has ended; "too_large": it exceeds the pool; "unknown": no Admit of this attempt and
             length has arrived; "full": too many leases are waiting, so ask again later. Of pages that go ahead of a
-            move: "busy": they would have to wait; "grammar": the request's grammar is not compiled.
+            move: "busy": they would have to wait; "grammar": the request's grammar is not compiled; "adapter": its
+            adapter is not loaded.
     """
 
     lease_id: str
@@ -844,8 +899,24 @@ WorkerMessage = (
     | Progress
     | CachedPrefixes
     | NotMoved
+    | AdapterChecked
+    | AdapterPlaces
+    | Adapters
 )
 StoreReport = StoreJoin | StoreBeat | CachedPrefixes | CacheWasReset
-RouterMessage = Welcome | Peers | Admit | Prefill | Move | Abort | Recall | ResetCache | RepeatPrefixes | ClockProbe
+RouterMessage = (
+    Welcome
+    | Peers
+    | Admit
+    | Prefill
+    | Move
+    | Abort
+    | Recall
+    | ResetCache
+    | RepeatPrefixes
+    | ClockProbe
+    | CheckAdapter
+    | Adapters
+)
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

@@ -14,6 +14,19 @@ from hashlib import blake2b
 
 IDENTITY_BYTES = 8
 TOKEN_BYTES = 4
+# Precedes an adapter's hash. No namespace of a client holds it.
+ADAPTER_MARK = "\0"
+
+
+def adapted_namespace(namespace: str, content_hash: str) -> str:
+    """Return the namespace of pages computed with an adapter, by its content; "" for none."""
+    return f"{namespace}{ADAPTER_MARK}{content_hash}" if content_hash else namespace
+
+
+def split_namespace(namespace: str) -> tuple[str, str]:
+    """Return the parts of `adapted_namespace`: the namespace without the adapter, and the adapter's content hash."""
+    base, _, content_hash = namespace.partition(ADAPTER_MARK)
+    return base, content_hash
 
 
 def namespace_identity(namespace: str) -> bytes:

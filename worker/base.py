@@ -13,6 +13,7 @@ from tandem.page_changes import PageChanges
 from tandem.pagestore.messages import StoreClientMessage
 from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
+from tandem.worker.adapter_uses import AdapterUses
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.forward_timer import ForwardTimer
@@ -75,15 +76,23 @@ class Scheduler(ABC):
 class ForwardScheduler(Scheduler):
     """Runs the forward passes of one mode. An asynchronous engine may leave one in flight after `step`."""
 
-    def __init__(self, engine: EngineBase, cache: CacheManager, recorder: Recorder | None, timer: ForwardTimer) -> None:
+    def __init__(
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        recorder: Recorder | None,
+        timer: ForwardTimer,
+        adapters: AdapterUses,
+    ) -> None:
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
         self._recorder = recorder or Recorder()
         self._timer = timer
+        self._adapters = adapters
 
     def stats(self) -> WorkerStats:
-        return worker_stats(self._engine, self._cache, self._timer, self.own_stats())
+        return worker_stats(self._engine, self._cache, self._timer, self.own_stats(), self._adapters.stats())
 
     def take_cache_changes(self) -> PageChanges:
         return self._cache.take_changes()

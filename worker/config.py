@@ -48,6 +48,7 @@ class WorkerConfig:
         cluster_tls: TLS between the cluster's processes; None for plain connections.
         store: None: the cluster has no page store.
         num_restarts: number of restarts of this worker so far.
+        lora_root: directory below which adapters are loaded while the cluster serves; "": none are.
         api_keys: keys accepted from readers of the metrics; empty admits everybody.
         key_file: file with some of them, read again when it changes; None: there is none.
     """
@@ -64,6 +65,7 @@ class WorkerConfig:
     max_record_bytes: int = 64 * 2**20
     store: StoreAccess | None = None
     num_restarts: int = 0
+    lora_root: str = ""
     cluster_token: str = field(default="", repr=False)
     cluster_tls: ClusterTls | ClusterTlsFiles | None = None
     api_keys: tuple[str, ...] = field(default=(), repr=False)

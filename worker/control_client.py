@@ -9,7 +9,9 @@ import grpc
 from tandem.lifecycle import now_ns
 from tandem.messages import (
     Abort,
+    Adapters,
     Admit,
+    CheckAdapter,
     ClockProbe,
     ClockReply,
     Heartbeat,
@@ -32,6 +34,7 @@ from tandem.rpc.codec import ROUTER_CODEC, WORKER_CODEC
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount, PrefixFeed
 from tandem.v1 import worker_pb2_grpc
+from tandem.worker.adapter_exchange import AdapterExchange
 from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.heartbeat_feed import HeartbeatFeed
 from tandem.worker.records import RecordKeeper
@@ -65,6 +68,8 @@ class ControlClient:
         account: CacheAccount,
         post: Callable[[Event], None],
         links: Callable[[], Iterable[LinkState]],
+        adapters: AdapterExchange,
+        on_adapters: Callable[[str, Adapters], None],
         on_peers: Callable[[str, Peers], None],
         on_connected: Callable[[], None],
         on_lost: Callable[[str], None],
@@ -73,6 +78,7 @@ class ControlClient:
         Args:
             heartbeat: None: be silent, and do not connect again.
             links: returns the links that are up, which this worker tells at every Welcome.
+            on_adapters: receives the router's address and its names of adapters.
             on_peers: receives the router's address and the decode workers it names.
             on_connected: called at every Welcome.
             on_lost: receives the address when a welcomed stream ends.
@@ -87,6 +93,8 @@ class ControlClient:
         self._account = account
         self._post = post
         self._links = links
+        self._adapters = adapters
+        self._on_adapters = on_adapters
         self._on_peers = on_peers
         self._on_connected = on_connected
         self._on_lost = on_lost
@@ -165,7 +173,7 @@ class ControlClient:
             match message:
                 case Welcome():
                     self.router = message.router_incarnation
-                    self.send(list(self._links()))
+                    self.send([*self._adapters.greeting(), *self._links()])
                     if message.wants_prefixes and self._writer is not None:
                         self._prefixes = PrefixFeed(self._account, self._writer)
                         self._prefixes.catch_up()
@@ -186,6 +194,10 @@ class ControlClient:
                         self._prefixes.begin_anew()
                 case Recall():
                     self.send([self._records.recall(message)])
+                case CheckAdapter():
+                    self._adapters.check(message, self.send)
+                case Adapters():
+                    self._on_adapters(self.address, message)
                 case ClockProbe():
                     self.send([ClockReply(message.sent_ns, received_ns, now_ns())])
                 case _:

@@ -27,6 +27,18 @@ class RouterLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersListed(Event):
+    """The adapters that routers name, by content hash."""
+
+    content_hashes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLoaded(Event):
+    """A load of an adapter has ended; wakes the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect(Event):
     """Asks for an integrity check. `reply` receives the violation, or "", and the statistics."""
 

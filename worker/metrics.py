@@ -75,6 +75,14 @@ class WorkerCollector(Collector):
         )
         yield self._counter("given_back", "Running requests given back for lack of pages.", stats.num_given_back)
         yield self._counter("leases_expired", "Granted leases that expired.", stats.num_leases_expired)
+        adapters = GaugeMetricFamily(
+            "tandem_worker_adapters", "LoRA adapters of the worker by place.", labels=("role", "worker", "place")
+        )
+        adapters.add_metric((self._role, self._worker_id, "device"), stats.num_adapters_on_device)
+        adapters.add_metric((self._role, self._worker_id, "host"), stats.num_adapters_in_host)
+        yield adapters
+        yield self._counter("adapter_loads", "Loads of adapters from files or from memory.", stats.num_adapter_loads)
+        yield self._counter("adapter_load_seconds", "Time of these loads.", stats.adapter_load_ns / 1e9)
         yield from self._forward_times(stats.forward_times)
         yield from self._drafts(stats.drafted)
         if self._experts is not None:
@@ -152,7 +160,7 @@ class WorkerCollector(Collector):
         family.add_metric((self._role, self._worker_id), value)
         return family
 
-    def _counter(self, name: str, documentation: str, value: int) -> Metric:
+    def _counter(self, name: str, documentation: str, value: float) -> Metric:
         family = CounterMetricFamily(f"tandem_{name}", documentation, labels=("role", "worker"))
         family.add_metric((self._role, self._worker_id), value)
         return family

@@ -25,12 +25,13 @@ from tandem.rpc.channel import bind, new_server
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.loop_thread import LoopThread
 from tandem.rpc.recording_service import RecordingService
+from tandem.worker.adapter_exchange import AdapterExchange, takes_none
 from tandem.worker.admin import WorkerAdmin
 from tandem.worker.base import LinkConnections, Outbox, Scheduler, StoreConnection, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.control_client import RefusedError
 from tandem.worker.engine_thread import SWITCH_INTERVAL_S, EngineThread, Outgoing
-from tandem.worker.events import StartRecording, StopRecording
+from tandem.worker.events import AdapterLoaded, StartRecording, StopRecording
 from tandem.worker.metrics import worker_registry
 from tandem.worker.metrics_port import MetricsPort
 from tandem.worker.ranks.leader import Leader
@@ -144,6 +145,8 @@ class WorkerProcess:
     def _build(self, outbox: Outbox) -> Scheduler:
         config = self._config
         engine = self._engine = self._leader.build(self._on_progress, lambda: self._engine_thread.num_steps)
+        if engine.adapters is not None:
+            engine.adapters.on_loaded = lambda: self._engine_thread.post(AdapterLoaded())
         if engine.expert_counts is not None:
             self._experts = ExpertBalance(engine.expert_counts)
         num_pages, page_size = engine.pool.num_pages, engine.pool.layout.page_size
@@ -256,11 +259,20 @@ class WorkerProcess:
             post=self._engine_thread.post,
             set_peers=self._links.set_peers,
             on_connected=self._connected.set,
+            adapters=self._adapter_exchange(),
         )
         self._control_task = asyncio.create_task(self._run_control(self._routers))
         self._watch_task = asyncio.create_task(
             end_when_stalled(self._num_steps, self._config.stall_timeout_s, self._config.heartbeat_interval_s)
         )
+
+    def _adapter_exchange(self) -> AdapterExchange:
+        engine = self._config.engine
+        if not engine.max_loras:
+            return AdapterExchange(self._engine_thread.post, takes_none)
+        from tandem.worker.adapter_check import AdapterCheck
+
+        return AdapterExchange(self._engine_thread.post, AdapterCheck(engine, self._config.lora_root))
 
     async def _run_control(self, routers: RouterStreams) -> None:
         try:

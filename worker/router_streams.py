@@ -11,6 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tandem.messages import (
+    AdapterChecked,
+    AdapterPlaces,
+    Adapters,
     CachedPrefixes,
     ClockReply,
     Heartbeat,
@@ -28,6 +31,7 @@ from tandem.peer_union import PeerUnion
 from tandem.request_ids import router_of
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.rpc.prefix_feed import CacheAccount
+from tandem.worker.adapter_exchange import AdapterExchange
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import Event
 from tandem.worker.records import RecordKeeper
@@ -52,6 +56,7 @@ class RouterStreams:
         post: Callable[[Event], None],
         set_peers: Callable[[Sequence[Peer]], None],
         on_connected: Callable[[], None],
+        adapters: AdapterExchange | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
@@ -60,7 +65,9 @@ class RouterStreams:
             connect_timeout_s: time without any connected router after which `run` gives up.
             set_peers: receives the decode workers to link to.
             on_connected: called at every Welcome.
+            adapters: None: the worker takes none.
         """
+        self._adapters = adapters or AdapterExchange(post)
         self._connect_timeout_s = connect_timeout_s
         self._set_peers = set_peers
         self._records = records
@@ -78,6 +85,8 @@ class RouterStreams:
             account=self._account,
             post=post,
             links=self._links.values,
+            adapters=self._adapters,
+            on_adapters=self._learn_adapters,
             on_peers=self._name_peers,
             on_connected=on_connected,
             on_lost=self._lose_router,
@@ -93,6 +102,8 @@ class RouterStreams:
         for message in messages:
             if isinstance(message, LinkState):
                 self._note_link(message)
+            elif isinstance(message, AdapterPlaces):
+                self._adapters.note_places(message)
         clients = {client.router: client for client in self._clients if client.router}
         if len(clients) == 1:
             # The router ignores messages of other routers' requests.
@@ -108,6 +119,13 @@ class RouterStreams:
             self._links[key] = state
         else:
             self._links.pop(key, None)
+
+    def _learn_adapters(self, address: str, message: Adapters) -> None:
+        """Takes a router's names, and passes news on: not all routers may reach each other."""
+        if news := self._adapters.merge(message):
+            for client in self._clients:
+                if client.address != address:
+                    client.send([Adapters(tuple(news))])
 
     def tell_changes(self, changes: PageChanges) -> None:
         self._account.apply(changes)
@@ -184,7 +202,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
     told: dict[str, list[WorkerMessage]] = {router: [] for router in routers}
     for message in messages:
         match message:
-            case LinkState():
+            case LinkState() | AdapterPlaces():
                 for own in told.values():
                     own.append(message)
             case Tokens():
@@ -193,7 +211,7 @@ def _by_router(messages: Sequence[WorkerMessage], routers: Sequence[str]) -> Map
                     events[router_of(event.request_id)].append(event)
                 for router in events.keys() & told.keys():
                     told[router].append(Tokens(tuple(events[router])))
-            case Hello() | Heartbeat() | CachedPrefixes() | Recalled() | ClockReply():
+            case Hello() | Heartbeat() | CachedPrefixes() | Recalled() | ClockReply() | AdapterChecked() | Adapters():
                 raise AssertionError("sent by the stream itself")
             case _:
                 if (router := router_of(message.request_id)) in told:

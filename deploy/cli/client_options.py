@@ -40,7 +40,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser, command: ClientCom
         "--tls-cert", default="", metavar="FILE", help="PEM file with a client certificate, if the cluster requires one"
     )
     add("--tls-key", default="", metavar="FILE", help="PEM file with the private key of that certificate")
-    parser.set_defaults(run=_run_client, name=parser.prog, command=command)
+    parser.set_defaults(run=run_client, name=parser.prog, command=command)
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +52,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--priority", type=int, default=0, metavar="N", help="place in queues: more is sooner (default: %(default)s)"
     )
+    group.add_argument("--model", default="", metavar="NAME", help="an adapter's name (default: the base model)")
     group.add_argument("--timings", action="store_true", help="print the request's timeline after the answer")
 
 
@@ -88,7 +89,8 @@ def _seed(text: str) -> int:
     return seed
 
 
-def _run_client(arguments: argparse.Namespace) -> int:
+def run_client(arguments: argparse.Namespace) -> int:
+    """Opens a client as the connection arguments say, and calls `arguments.command` with it."""
     from tandem.deploy.cli.terminal import open_client
 
     arguments.address_from = "" if arguments.address is None else "--address"

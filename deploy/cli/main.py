@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem import __version__, exit_codes
+from tandem.deploy.cli.adapters import add_adapters_command
 from tandem.deploy.cli.bench_options import COMPARISONS, add_bench_options, add_comparison_options
 from tandem.deploy.cli.bench_options import EPILOG as BENCH_EPILOG
 from tandem.deploy.cli.client_options import DEFAULT_ADDRESS, add_answer_arguments, add_connection_arguments
@@ -189,6 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     add_cluster_name(status, "a cluster on this host (default: the one at --address)", default="")
     status.add_argument("--json", action="store_true", help="print JSON")
     add_connection_arguments(status, _status)
+    add_adapters_command(add)
     add_cluster_commands(add)
     trace = add(
         "trace",

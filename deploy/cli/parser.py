@@ -25,6 +25,9 @@ OTHERS_FLAGS = {
     "--ssl-certfile": "--tls-cert",
     "--ssl-keyfile": "--tls-key",
     "--schedule-policy": "--schedule",
+    "--lora-modules": "--lora",
+    "--lora-paths": "--lora",
+    "--max-loras-per-batch": "--max-loras",
     "--num-prefill-workers": "--prefill",
     "--num-decode-workers": "--decode",
 }
@@ -50,7 +53,7 @@ UNSERVED_FLAGS = {
     "--enable-prefix-caching": "prefixes are always cached",
     "--enable-chunked-prefill": "long prompts are always computed in chunks; --chunk-size sets their size",
     "--trust-remote-code": "code of a model is never run",
-    "--enable-lora": "LoRA adapters are not supported",
+    "--enable-lora": "--lora, or --lora-root, turns adapters on",
 }
 # By letters alone, "cpu" would be the nearest.
 OTHERS_VALUES = {"gpu": "cuda"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tandem.deploy.cli.serve_options import API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
+from tandem.deploy.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.config.cluster_options import OPTIONS
@@ -44,6 +44,8 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
         values["key_file"] = KeyFile(str(Path(key_file).absolute()), tuple(keys))
         keys += read_key_file(Path(key_file))
     values["api_keys"] = tuple(dict.fromkeys(keys))
+    if admin_key := environment.get(ADMIN_KEY_VARIABLE, ""):
+        values["admin_keys"] = tuple(dict.fromkeys((*values.get("admin_keys", ()), admin_key)))
     values["otlp_endpoint"] = otlp_endpoint(values.get("otlp_endpoint", ""), environment)
     try:
         return ClusterConfig(**values)

@@ -10,6 +10,7 @@ from tandem.deploy.config.cluster_options import GROUPS, OPTIONS, SECURITY
 from tandem.deploy.config.options import Option
 
 API_KEY_VARIABLE = "TANDEM_API_KEY"
+ADMIN_KEY_VARIABLE = "TANDEM_ADMIN_KEY"
 CONFIG_FILE = "config"
 
 # A second source of api_keys, so no field of ClusterConfig.

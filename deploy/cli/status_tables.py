@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tandem.printable import printable
+from tandem.v1 import adapters_pb2
 from tandem.v1 import inference_pb2 as pb
 
 # More linked workers are counted.
@@ -74,6 +75,8 @@ def print_status(info: pb.ServerInfo) -> None:
         console.print(hits)
     if info.stores:
         console.print(_stores(info.stores))
+    if info.adapters:
+        console.print(_adapters(info.adapters))
     if (times := _forward_times(ordered)).row_count:
         console.print(times)
     links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
@@ -105,6 +108,20 @@ def _sizes(sizes: Iterable[pb.SizeStatus]) -> Table:
 
 def _noun(size: pb.SizeStatus) -> str:
     return "workers" if size.kind == "any" else size.kind
+
+
+def print_adapters(adapters: Iterable[adapters_pb2.LoadedAdapter]) -> None:
+    Console(highlight=False).print(_adapters(adapters))
+
+
+def _adapters(adapters: Iterable[adapters_pb2.LoadedAdapter]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for column in ("adapter", "path", "rank", "MB", "on devices", "in memory", "requests"):
+        table.add_column(column, justify="left" if column in ("adapter", "path") else "right", overflow="fold")
+    for one in adapters:
+        numbers = (one.rank, f"{one.num_bytes / 1e6:.1f}", len(one.on_device), len(one.in_host), one.num_requests)
+        table.add_row(escape(printable(one.name)), escape(printable(one.path)), *map(str, numbers))
+    return table
 
 
 def _stores(stores: Iterable[pb.StoreStatus]) -> Table:

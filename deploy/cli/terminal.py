@@ -89,7 +89,11 @@ def stream_answer(client: TandemClient, request: pb.GenerateRequest) -> tuple[st
 def print_answer(
     arguments: argparse.Namespace, client: TandemClient, *, text: str = "", conversation: Conversation | None = None
 ) -> int:
-    request = pb.GenerateRequest(sampling=sampling_params(arguments, arguments.max_tokens), priority=arguments.priority)
+    request = pb.GenerateRequest(
+        model=arguments.model,
+        sampling=sampling_params(arguments, arguments.max_tokens),
+        priority=arguments.priority,
+    )
     if conversation is not None:
         request.chat.messages.extend(conversation.messages)
     else:
@@ -124,7 +128,9 @@ def chat(arguments: argparse.Namespace, client: TandemClient) -> int:
         if not content:
             return status
         request = pb.GenerateRequest(
-            sampling=sampling_params(arguments, arguments.max_tokens), priority=arguments.priority
+            model=arguments.model,
+            sampling=sampling_params(arguments, arguments.max_tokens),
+            priority=arguments.priority,
         )
         request.chat.messages.extend(conversation.ask(content).messages)
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tandem.adapters import check_adapter_name
 from tandem.config import (
     DEVICES,
     ROLES,
@@ -38,6 +39,8 @@ from tandem.router.workers.placement import AUTO
 from tandem.worker.config import StoreAccess, WorkerConfig
 
 MAX_MODEL_NAME_LEN = 256
+# With adapters and without max_loras.
+DEFAULT_MAX_LORAS = 8
 # Ray counts a GPU in parts of this size.
 _PARTS_PER_GPU = 10_000
 # Fields that the launcher sets for each process. `_configured` refuses an unset field.
@@ -52,6 +55,7 @@ SET_PER_PROCESS: Mapping[type, Set[str]] = {
         "cluster_host",
         "cluster_port",
         "namespace_secret",
+        "adapters",
         "shared_grpc_port",
         "shared_http_port",
         "reuse_ports",
@@ -144,6 +148,7 @@ class ClusterConfig(ClusterOptions):
             f"served_model_name must be 1 to {MAX_MODEL_NAME_LEN} printable characters",
         )
         require(len(names) == len(set(names)), "served_model_name must not be the same name twice")
+        self._check_adapters()
         require_one_of(self, "device", DEVICES)
         require_one_of(self, "dtype", ("auto", *DTYPES))
         transports.TRANSPORTS.check("transport", self.transport, device=self.device, besides=(transports.AUTO,))
@@ -215,6 +220,28 @@ class ClusterConfig(ClusterOptions):
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
+
+    def _check_adapters(self) -> None:
+        for text in self.lora:
+            name, found, path = text.partition("=")
+            require(bool(found) and bool(path), f"`lora` must be NAME=PATH, not {text!r}")
+            check_adapter_name(name)
+            require(name not in self.served_model_name, f"`lora` {name!r} is a served_model_name: choose another name")
+        names = [name for name, _ in self.adapter_paths]
+        require(len(names) == len(set(names)), "`lora` must not give the same name twice")
+        require(
+            bool(self.lora_root) or not self.admin_keys,
+            "admin_keys are for loading adapters while the cluster serves: give lora_root too",
+        )
+        require(
+            bool(self.admin_keys) or not self.lora_root,
+            "lora_root is for adapters that are loaded while the cluster serves: give admin_keys too",
+        )
+
+    @property
+    def adapter_paths(self) -> list[tuple[str, str]]:
+        """Names and directories of the adapters that the cluster starts with."""
+        return [(name, path) for name, _, path in (text.partition("=") for text in self.lora)]
 
     def _check_bounds(self) -> None:
         for kind, bounds in self.bounds.items():
@@ -381,6 +408,7 @@ class ClusterConfig(ClusterOptions):
                 "model_dir": model_dir,
                 "dtype": self._device_defaults.dtype if self.dtype == "auto" else self.dtype,
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
+                "max_loras": self.max_loras or (DEFAULT_MAX_LORAS if self.lora or self.lora_root else 0),
                 "max_batch_size": self.max_batch_size,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
@@ -402,6 +430,7 @@ class ClusterConfig(ClusterOptions):
                 "tls": self._tls,
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
+                "takes_adapters": bool(self.lora_root),
                 "starts_from_zero": any(bounds.low == 0 for bounds in self.bounds.values()),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
@@ -473,6 +502,7 @@ class ClusterConfig(ClusterOptions):
                 "role": role,
                 "engine": engine,
                 "max_model_len": max_model_len,
+                "lora_root": _absolute(self.lora_root),
                 "cluster_token": cluster_token,
                 "api_keys": self.api_keys,
                 "key_file": self.key_file,

@@ -45,6 +45,14 @@ GROUPS = {
         "attention_backend",
         "cuda_graph_max_bs",
     ),
+    "adapters": (
+        "lora",
+        "lora_root",
+        "max_loras",
+        "max_lora_rank",
+        "lora_host_memory",
+        "admin_keys",
+    ),
     "memory and scheduling": (
         "page_size",
         "num_pages",
@@ -157,6 +165,20 @@ class ClusterOptions(PrefillOptions, DecodeOptions, EngineOptions, RouterOptions
         "name of the model for clients, repeatable; answers carry the first",
         metavar="NAME",
         shown="the model's own",
+    )
+    lora: tuple[str, ...] = option(
+        (),
+        "name and PEFT directory of a LoRA adapter that requests choose as their model, repeatable",
+        metavar="NAME=PATH",
+        shown="none",
+        detail=" ([adapters.md](adapters.md))",
+    )
+    lora_root: str = option(
+        "",
+        "directory below which adapters may be loaded while the cluster serves, the same on every host",
+        metavar="DIRECTORY",
+        shown="none: only those of --lora",
+        detail=" ([adapters.md](adapters.md#loading-and-unloading))",
     )
     dtype: str = option(
         "auto",

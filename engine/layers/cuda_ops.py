@@ -53,7 +53,13 @@ class CudaOps(LayerOps):
         tile = self._gated.tile(len(x), linear)
         if tile is not None:
             return self._gated.multiply(rms_norm(x, norm), linear, tile)
-        return flashinfer.activation.silu_and_mul(self.norm_linear(x, norm, linear))
+        return self.gate(self.norm_linear(x, norm, linear))
+
+    def gate(self, projected: torch.Tensor) -> torch.Tensor:
+        return flashinfer.activation.silu_and_mul(projected)
+
+    def normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return rms_norm(x, norm)
 
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if self._few_rows.fits(x, linear):

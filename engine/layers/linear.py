@@ -1,8 +1,10 @@
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
+
+from tandem.engine.adapters.weights import AdapterWeights
 
 
 def empty_weight(out_size: int, in_size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -24,15 +26,26 @@ class LinearBase(ABC):
         bias: (sum(out_sizes),) of the model's dtype, or None.
         is_partial: True if the matrix has some of the whole's columns, so that results are one rank's partial sums.
         adds_bias: False if another rank adds the bias of a partial matrix.
+        adapters: None if no adapter can change these projections.
     """
 
     is_partial: bool = False
     adds_bias: bool = True
+    adapters: AdapterWeights | None = None
 
     def __init__(self, out_sizes: list[int], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._out_sizes = out_sizes
         self.weight = weight
         self.bias = bias
+
+    @property
+    def out_sizes(self) -> Sequence[int]:
+        """Outputs of each projection."""
+        return self._out_sizes
+
+    @property
+    def in_size(self) -> int:
+        return self.weight.shape[1]
 
     @abstractmethod
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

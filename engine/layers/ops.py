@@ -40,6 +40,15 @@ class LayerOps(ABC):
         """Returns the projection `down` of norm_gated(x)."""
         return self.linear(self.norm_gated(x, norm, gate_up), down)
 
+    def gate(self, projected: torch.Tensor) -> torch.Tensor:
+        """Returns silu(first half of each row) * second half, contiguous."""
+        gate, up = projected.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Returns rms_norm(x), contiguous."""
+        return rms_norm(x, *norm)
+
     @abstractmethod
     def mixture(
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
@@ -69,8 +78,7 @@ class TorchOps(LayerOps):
         return projected if out is None else out.copy_(projected)
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
-        gate, up = linear(rms_norm(x, *norm)).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return self.gate(linear(rms_norm(x, *norm)))
 
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         return residual + linear(x)

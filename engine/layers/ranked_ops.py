@@ -1,5 +1,7 @@
 """A layer's operations on one rank of several."""
 
+from collections.abc import Callable
+
 import torch
 
 from tandem.engine.collectives.base import Collectives
@@ -19,6 +21,10 @@ class RankedOps(LayerOps):
         """Args: inner: computes on this rank."""
         self._inner = inner
         self._collectives = collectives
+
+    def around(self, wrapped: Callable[[LayerOps], LayerOps]) -> "RankedOps":
+        """Returns operations that compute on this rank with what `wrapped` makes of the inner ones."""
+        return RankedOps(wrapped(self._inner), self._collectives)
 
     def norm_linear(
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None

@@ -4,11 +4,13 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from tandem.engine.adapters.ops import AdapterBatch
 from tandem.engine.attention.base import Attention
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.linears import HeldProjections
 from tandem.engine.models.part import NO_PARTS, Part
 
 
@@ -62,6 +64,10 @@ class Model(ABC):
         """Yields the names of all modules that FP8 applies to, like model.layers.0.mlp.up_proj."""
         return iter(())
 
+    def adaptable(self) -> Iterator[HeldProjections]:
+        """Yields the matrices that adapters may change, in the order of layers. Only linears of `adapted_modules`."""
+        return iter(())
+
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copies the tensors of a checkpoint.
@@ -95,6 +101,7 @@ class Model(ABC):
         attention: Attention,
         rows: torch.Tensor | None = None,
         meanwhile: Callable[[], None] | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """Computes the last layer's output.
 
@@ -103,6 +110,7 @@ class Model(ABC):
             rows: (num_rows,) int64, rows to return, in any order, with repeats. For others the last layer computes only
                 keys and values. None: all rows.
             meanwhile: called before each layer; launching one takes the host a quarter of a millisecond.
+            adapters: None: no row has one.
 
         Returns:
             (num_rows, hidden_size) of the model's dtype.
@@ -130,6 +138,7 @@ class Model(ABC):
         logits_rows: torch.Tensor | None,
         out: torch.Tensor | None = None,
         meanwhile: Callable[[], None] | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
-        """Args: logits_rows: as `rows` of hidden_states; meanwhile: as there."""
-        return self.logits(self.hidden_states(input_ids, positions, attention, logits_rows, meanwhile), out)
+        """Args: logits_rows: as `rows` of hidden_states; meanwhile, adapters: as there."""
+        return self.logits(self.hidden_states(input_ids, positions, attention, logits_rows, meanwhile, adapters), out)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.nn.functional as F
 
+from tandem.engine.adapters.modules import adapted_modules
+from tandem.engine.adapters.ops import AdapterBatch, with_adapters
 from tandem.engine.attention.base import Attention
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
@@ -21,7 +23,7 @@ from tandem.engine.models.attention.indexed import IndexedSelfAttention
 from tandem.engine.models.attention.latent import LatentSelfAttention
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.models.linears import Linears
+from tandem.engine.models.linears import HeldProjections, Linears
 from tandem.engine.models.mlp.base import Mlp
 from tandem.engine.models.mlp.dense import DenseMlp
 from tandem.engine.models.mlp.sparse import SparseMlp
@@ -105,6 +107,14 @@ class DecoderModel(Model):
             for name in (*layer.attention.projections(), *layer.mlp.projections()):
                 yield f"model.layers.{index}.{name}"
 
+    def adaptable(self) -> Iterator[HeldProjections]:
+        modules = adapted_modules(self.config)
+        for layer in self._layers:
+            for held in layer.made:
+                # Shared experts are made here too.
+                if all(module in modules for module in held.modules):
+                    yield held
+
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         # Tensor by tensor, so that a lazy `weights` never holds a second full copy.
@@ -169,21 +179,27 @@ class DecoderModel(Model):
         attention: Attention,
         rows: torch.Tensor | None = None,
         meanwhile: Callable[[], None] | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         x = self._embedded(input_ids)
         rotation = Rotation(self._rotary, positions, x.dtype)
+        ops = self._ops
+        if adapters is not None:
+            ops = with_adapters(ops, adapters.products, adapters.tokens)
         *layers, last = self._layers
         for index, layer in enumerate(layers):
             if meanwhile is not None:
                 meanwhile()
-            x = layer.forward(x, layer.attend(x, rotation, attention, index, self._ops), self._ops)
+            x = layer.forward(x, layer.attend(x, rotation, attention, index, ops), ops)
         if meanwhile is not None:
             meanwhile()
-        attended = last.attend(x, rotation, attention, len(layers), self._ops)
+        attended = last.attend(x, rotation, attention, len(layers), ops)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+            if adapters is not None:
+                ops = with_adapters(self._ops, adapters.products, adapters.selected)
         # No rows if every chunk ends before its prompt; kernels reject empty inputs.
-        return last.forward(x, attended, self._ops) if len(x) else x
+        return last.forward(x, attended, ops) if len(x) else x
 
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Returns (num_tokens, hidden_size)."""
@@ -219,6 +235,7 @@ class _Layer:
         config, dtype, device = linears.config, linears.dtype, linears.device
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.parts = linears.parts
+        self.made = linears.made
         self._input_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)
         self.attention = _self_attention(linears)
         self._mlp_norm = Norm(torch.empty(hidden, dtype=dtype, device=device), eps)

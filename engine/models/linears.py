@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,21 @@ from tandem.engine.models.quantization import BLOCK, Quantization
 from tandem.engine.ranks.config import SINGLE_RANK, RankConfig
 
 
+class HeldProjections(NamedTuple):
+    """One merged matrix, and what this rank holds of it.
+
+    Attributes:
+        modules: names of the projections, like model.layers.0.self_attn.q_proj.
+        rows: the outputs of each projection.
+        columns: the inputs of all.
+    """
+
+    modules: tuple[str, ...]
+    rows: tuple[range, ...]
+    columns: range
+    linear: LinearBase
+
+
 @dataclass(frozen=True, slots=True)
 class Linears:
     """
@@ -20,6 +36,7 @@ class Linears:
         layer: its index.
         dtype: of plain weights and biases.
         parts: the cut tensors so far, by name below model.layers.N.
+        made: all matrices so far.
     """
 
     config: ModelConfig
@@ -28,6 +45,7 @@ class Linears:
     device: torch.device
     ranks: RankConfig = SINGLE_RANK
     parts: dict[str, Part] = field(default_factory=dict)
+    made: list[HeldProjections] = field(default_factory=list)
 
     def make(
         self,
@@ -65,6 +83,7 @@ class Linears:
         if len(held_columns) < in_size:
             # One rank's bias alone is added.
             linear.is_partial, linear.adds_bias = True, self.ranks.is_leader
+        self.made.append(HeldProjections(tuple(modules), tuple(held_rows), held_columns, linear))
         return linear
 
     def cut(self, name: str, whole: tuple[int, ...], *ranges: Ranges) -> tuple[int, ...]:

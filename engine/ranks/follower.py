@@ -4,6 +4,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from tandem.engine.adapters.follower import LoadOrder
 from tandem.engine.kvcache.base import Completion
 from tandem.engine.ranks.progress import Progress
 from tandem.engine.ranks.record import ForwardRecord
@@ -51,7 +52,10 @@ class FollowerLoop:
             message = self._reader.take()
             self._tend()
             if message is not None:
-                self._launch(ForwardRecord.decode(message))
+                if (order := LoadOrder.decode(message)) is not None:
+                    self._load(order)
+                else:
+                    self._launch(ForwardRecord.decode(message))
                 idle_since = time.monotonic()
             elif is_stopping and not self._running:
                 self._collectives.close()
@@ -68,8 +72,16 @@ class FollowerLoop:
         self._tend()
         self._collectives.check()
 
+    def _load(self, order: LoadOrder) -> None:
+        adapters = self._engine.follower_adapters
+        assert adapters is not None
+        adapters.load(order)
+
     def _tend(self) -> None:
         self._progress.beat(self._ranks)
+        if self._engine.follower_adapters is not None:
+            for order, has_failed in self._engine.follower_adapters.ended():
+                self._progress.end_load(self._ranks, order, has_failed=has_failed)
         number = 0
         while self._running and self._running[0][1].done():
             number, _ = self._running.popleft()

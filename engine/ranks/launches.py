@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from tandem.engine.adapters.base import AdapterInfo
 from tandem.engine.batch import Batch
 from tandem.engine.prompt_logprobs import ScoredRows
 from tandem.engine.ranks.record import GraphSize
@@ -28,6 +29,22 @@ class RankLaunches(ABC):
         Raises:
             TimeoutError: a follower stands still.
         """
+
+    @abstractmethod
+    def publish_load(self, slot: int, info: AdapterInfo) -> int:
+        """Orders the followers to load an adapter, behind the forward passes published so far.
+
+        Returns:
+            The number of the order, from 1 without gaps.
+
+        Raises:
+            TimeoutError: a follower stands still.
+        """
+
+    @abstractmethod
+    def has_load_failed(self, order: int) -> bool | None:
+        """Returns whether a follower has failed to load this order, or a later one; None: some have not ended. Any
+        thread may call it."""
 
     @abstractmethod
     def num_completed(self) -> int:

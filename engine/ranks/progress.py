@@ -21,6 +21,8 @@ class _Word(IntEnum):
     COMPLETED_FORWARD = 1
     PULSE = 2
     LANES_BEAT = 3
+    ENDED_LOAD = 4
+    FAILED_LOAD = 5
 
 
 class Progress:
@@ -65,6 +67,20 @@ class Progress:
     def completed_forward(self) -> int:
         """Returns the last forward pass that all followers have completed."""
         return min(self._of_followers(_Word.COMPLETED_FORWARD))
+
+    def end_load(self, ranks: RankConfig, order: int, *, has_failed: bool) -> None:
+        """Posts the number of the last order to load an adapter that the rank has tried."""
+        if has_failed:
+            self._words[_index(ranks.rank, _Word.FAILED_LOAD)] = order
+        self._words[_index(ranks.rank, _Word.ENDED_LOAD)] = order
+
+    def ended_load(self) -> int:
+        """Returns the last order that all followers have tried."""
+        return min(self._of_followers(_Word.ENDED_LOAD))
+
+    def failed_load(self) -> int:
+        """Returns the last order that a follower has failed to load; 0: none."""
+        return max(self._of_followers(_Word.FAILED_LOAD))
 
     def abort(self) -> None:
         """Releases operations that wait for other ranks. All ranks must end."""

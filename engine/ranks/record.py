@@ -11,8 +11,8 @@ from tandem.engine.prompt_logprobs import ScoredRows
 
 _MODES: tuple[ForwardMode, ...] = ("prefill", "decode", "mixed")
 # number; mode, num_mixed, graph's two sizes, num_fed, scores_prompts; sequences, prompts, fed rows, new ids, tables,
-# their page ids, parts of scored rows, these rows.
-_HEADER = struct.Struct("<q14i")
+# their page ids, slots of adapters, parts of scored rows, these rows.
+_HEADER = struct.Struct("<q15i")
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -20,6 +20,9 @@ Int32s = np.ndarray[Any, np.dtype[np.int32]]
 def numbers(values: Sequence[int]) -> Int32s:
     """Returns an array that may not be written. Takes a third of np.array's time."""
     return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
+
+
+NO_NUMBERS: Int32s = np.zeros(0, np.int32)
 
 
 class GraphSize(NamedTuple):
@@ -69,6 +72,7 @@ class ForwardRecord(NamedTuple):
         new_ids: (num_tokens,) the tokens to compute; 0 for a fed token.
         updates: of page tables, before the forward pass.
         scored: rows with logits for log probabilities of prompts.
+        adapter_slots: of each sequence; empty: none has an adapter.
     """
 
     number: int
@@ -85,6 +89,7 @@ class ForwardRecord(NamedTuple):
     new_ids: Int32s
     updates: TableUpdates
     scored: Sequence[ScoredRows] = ()
+    adapter_slots: Int32s = NO_NUMBERS
 
     def encode(self) -> bytes:
         parts: list[Any] = [
@@ -96,6 +101,7 @@ class ForwardRecord(NamedTuple):
             b"" if self.fed_rows is None else self.fed_rows,
             self.new_ids,
             *self.updates,
+            self.adapter_slots,
         ]
         num_scored_rows = 0
         for rows, step in self.scored:
@@ -114,6 +120,7 @@ class ForwardRecord(NamedTuple):
             len(self.new_ids),
             len(self.updates.copy_ids),
             len(self.updates.page_ids),
+            len(self.adapter_slots),
             len(self.scored),
             num_scored_rows,
         )
@@ -123,7 +130,9 @@ class ForwardRecord(NamedTuple):
     def decode(cls, message: bytes) -> "ForwardRecord":
         number, *header = _HEADER.unpack_from(message)
         mode, num_mixed, *graph, num_fed, scores_prompts = header[:6]
-        num_sequences, num_prompts, num_fed_rows, num_new_ids, num_updates, num_page_ids, num_scored, _ = header[6:]
+        num_sequences, num_prompts, num_fed_rows, num_new_ids, num_updates, num_page_ids, num_slots, num_scored, _ = (
+            header[6:]
+        )
         numbers = np.frombuffer(message, np.int32, offset=_HEADER.size)
         sizes = (
             num_sequences,
@@ -136,8 +145,9 @@ class ForwardRecord(NamedTuple):
             num_updates,
             num_updates,
             num_page_ids,
+            num_slots,
         )
-        *arrays, rest = np.split(numbers, np.cumsum(sizes))
+        *arrays, adapter_slots, rest = np.split(numbers, np.cumsum(sizes))
         copy_ids, cached_lens, device_lens, flags, fed_rows, new_ids, *updates = arrays
         scored = []
         for _ in range(num_scored):
@@ -159,4 +169,5 @@ class ForwardRecord(NamedTuple):
             new_ids,
             TableUpdates(*updates),
             scored,
+            adapter_slots,
         )

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tandem.engine.adapters.base import AdapterInfo
+from tandem.engine.adapters.follower import LoadOrder
 from tandem.engine.batch import Batch
 from tandem.engine.prompt_logprobs import ScoredRows
 from tandem.engine.ranks.launches import RankLaunches
 from tandem.engine.ranks.progress import Progress
-from tandem.engine.ranks.record import ForwardRecord, GraphSize, Int32s, PromptFlag, numbers
+from tandem.engine.ranks.record import NO_NUMBERS, ForwardRecord, GraphSize, Int32s, PromptFlag, numbers
 from tandem.engine.ranks.ring import Ring
 from tandem.engine.ranks.tables import MAX_COPIES, TableWriter
 from tandem.engine.token_sequence import TokenSequence
@@ -23,11 +25,12 @@ class ForwardRecorder(RankLaunches):
         self._progress = progress
         self._tables = TableWriter(page_size, max_copies)
         self._number = 0
+        self._num_loads = 0
 
     def publish(self, batch: Batch, num_fed: int, graph: GraphSize, scored: Sequence[ScoredRows]) -> int:
         self._number += 1
         sequences, prompts = batch.sequences, batch.prompts
-        prompt_lens = flags = _NOTHING
+        prompt_lens = flags = NO_NUMBERS
         if prompts:
             prompt_lens, flags = numbers([s.device_len for s in prompts]), numbers([_flags(s) for s in prompts])
         fed_rows, unfed = None, []
@@ -50,15 +53,23 @@ class ForwardRecorder(RankLaunches):
             numbers(batch.known_ids()) if prompts or fed_rows is None else _unfed_ids(sequences, unfed),
             told.updates,
             scored,
+            numbers([s.adapter_slot for s in sequences]) if batch.has_adapters else NO_NUMBERS,
         )
         self._ring.write(record.encode())
         return self._number
 
+    def publish_load(self, slot: int, info: AdapterInfo) -> int:
+        self._num_loads += 1
+        self._ring.write(LoadOrder(self._num_loads, slot, info.content_hash, info.path).encode())
+        return self._num_loads
+
+    def has_load_failed(self, order: int) -> bool | None:
+        if self._progress.ended_load() < order:
+            return None
+        return self._progress.failed_load() >= order
+
     def num_completed(self) -> int:
         return self._progress.completed_forward()
-
-
-_NOTHING: Int32s = np.zeros(0, np.int32)
 
 
 def _flags(prompt: TokenSequence) -> int:

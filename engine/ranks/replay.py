@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.batch import Batch
 from tandem.engine.ranks.record import ForwardRecord, PromptFlag
 from tandem.engine.token_sequence import TokenSequence
@@ -73,4 +74,7 @@ class Replay:
             sequence.cached_len, sequence.device_len = cached_len, cached_len + 1
         for sequence, device_len in zip(sequences[num_decoded:], record.device_lens.tolist(), strict=True):
             sequence.device_len = device_len
+        slots = record.adapter_slots.tolist() or [NO_ADAPTER] * len(sequences)
+        for sequence, slot in zip(sequences, slots, strict=True):
+            sequence.adapter_slot = slot
         return ReplayedBatch(record.mode, sequences, None, record.num_mixed, record=record)

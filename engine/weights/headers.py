@@ -4,10 +4,11 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # 48 layers of 128 FP8 experts have 56,000 tensors of about 115 bytes, and larger models have several files. Longer
 # headers are not read, because parsing takes many times their length in memory.
@@ -27,6 +28,31 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 
 
+class TensorPlace(NamedTuple):
+    """
+    Attributes:
+        dtype: by safetensors' name, like BF16.
+        begin, end: of its data, in bytes from the beginning of the file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def tensor_places(path: Path) -> dict[str, TensorPlace]:
+    """Returns the tensors of a safetensors file, in file order. Raises ValueError as tensor_names."""
+    with _naming(path):
+        header, num_data_bytes = _read(path)
+        ends = _checked_spans(header, num_data_bytes)
+        first = path.stat().st_size - num_data_bytes
+        return {
+            name: TensorPlace(header[name]["dtype"], tuple(header[name]["shape"]), first + begin, first + end)
+            for name, (begin, end) in ends.items()
+        }
+
+
 def tensor_names(path: Path, expected: frozenset[str] | None = None) -> list[str]:
     """Returns a safetensors file's tensors in file order.
 
@@ -37,18 +63,30 @@ def tensor_names(path: Path, expected: frozenset[str] | None = None) -> list[str
         ValueError: the file cannot be read, is malformed or lacks a tensor. The message, of one line, names the file
             and the tensor, if any.
     """
+    with _naming(path):
+        names = list(_checked_spans(*_read(path)))
+    if expected is not None and (missing := expected.difference(names)):
+        raise ValueError(f"{path} lacks {len(missing)} tensors, for example {_SHORT.repr(min(missing))}")
+    return names
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Names the file in errors."""
     try:
-        header, num_data_bytes = _read(path)
-        ends = {name: _checked(name, info) for name, info in header.items()}
-        names = sorted(ends, key=lambda name: ends[name])
-        _check_covers([(name, *ends[name]) for name in names], num_data_bytes)
+        yield
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
-    if expected is not None and (missing := expected.difference(names)):
-        raise ValueError(f"{path} lacks {len(missing)} tensors, for example {_SHORT.repr(min(missing))}")
-    return names
+
+
+def _checked_spans(header: dict[str, Any], num_data_bytes: int) -> dict[str, tuple[int, int]]:
+    """Returns where each tensor's data begin and end, in file order."""
+    spans = {name: _checked(name, info) for name, info in header.items()}
+    in_order = dict(sorted(spans.items(), key=lambda named: named[1]))
+    _check_covers([(name, *span) for name, span in in_order.items()], num_data_bytes)
+    return in_order
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:

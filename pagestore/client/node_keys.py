@@ -6,6 +6,7 @@ from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.radix_cache import RadixNode
 from tandem.messages import PageFormat
 from tandem.pagestore.keys import page_key, page_keys, root_key
+from tandem.prefix import split_namespace
 
 # Pages hashed in a turn of the engine thread at least, at 1.5 us each.
 HASHES_PER_TURN = 128
@@ -27,7 +28,7 @@ class NodeKeys:
         return self._num_left
 
     def root(self, namespace: str) -> bytes:
-        return root_key(self._page_format, namespace)
+        return root_key(self._page_format, *split_namespace(namespace))
 
     def of(self, node: RadixNode) -> bytes | None:
         """Returns the key of a node in the tree, or of a root that has pages; None if this turn may hash no more: later

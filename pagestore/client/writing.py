@@ -12,6 +12,7 @@ from tandem.engine.launch_list import LaunchList
 from tandem.pagestore.client.base import RegionCopies
 from tandem.pagestore.client.node_keys import NodeKeys
 from tandem.pagestore.messages import NO_ROOM, PRESENT, GaveUp, Put, PutGranted, StoreClientMessage, Wrote
+from tandem.prefix import split_namespace
 
 # Pages that copies hold at a time, at most this share of the pool.
 MAX_HELD, HELD_SHARE = 64, 1 / 8
@@ -256,7 +257,8 @@ class PageWriter:
         self._send(
             Put(
                 number,
-                self._cache.namespace_of(root),
+                # Quotas count an adapter's pages to the same owner.
+                split_namespace(self._cache.namespace_of(root))[0],
                 b"" if parent.is_root else parent.store_key or b"",
                 tuple(node.store_key or b"" for node in chain),
                 tuple(node.identity for node in chain),

@@ -11,6 +11,8 @@ from tandem.router.errors import InvalidRequestError, OverloadedError, Unauthent
 from tandem.router.workers.peer_counts import PeerCounts
 from tandem.rpc.auth import TokenSet, bearer_token
 
+NO_ADMIN = "adapters are loaded and unloaded only where the server was started with --admin-key"
+
 
 class Access:
     """API keys and their limits. Without keys all clients share the key "".
@@ -26,13 +28,16 @@ class Access:
         elsewhere: PeerCounts | None = None,
         max_priority: int = 2**31 - 1,
         max_bytes: int = 2**63,
+        admin_keys: Sequence[str] = (),
     ) -> None:
         """
         Args:
             api_keys: "KEY" or "KEY MAX_PRIORITY" each.
             max_requests_per_key: 0: unlimited.
             max_bytes: limit for all requests in hand; with several keys, each key may use half.
+            admin_keys: keys of administrators, who are no clients.
         """
+        self._admin_keys = TokenSet(admin_keys)
         self._elsewhere = elsewhere
         self._max_priority = max_priority
         self._max_requests_per_key = max_requests_per_key
@@ -60,6 +65,19 @@ class Access:
         if key not in self._keys:
             raise UnauthenticatedError("the API key is wrong")
         return key
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there are admin keys."""
+        return bool(self._admin_keys)
+
+    def is_admin(self, authorization: str | None) -> bool:
+        return bearer_token(authorization) in self._admin_keys
+
+    def check_admin(self, authorization: str | None) -> None:
+        """Raises UnauthenticatedError: the header names no admin key."""
+        if not self.is_admin(authorization):
+            raise UnauthenticatedError("an admin key is needed: send it as 'Authorization: Bearer KEY'")
 
     def has_key(self, authorization: str | None) -> bool:
         """Whether the header names one of the keys; never without keys."""

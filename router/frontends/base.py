@@ -8,8 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
+from tandem.prefix import ADAPTER_MARK, adapted_namespace, split_namespace
+from tandem.router.adapters.names import ServedModel
 from tandem.router.config import RouterConfig
-from tandem.router.errors import InvalidRequestError, OverloadedError, UnknownModelError, mistakes_in, shortened
+from tandem.router.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    UnavailableError,
+    UnknownModelError,
+    mistakes_in,
+    shortened,
+)
 from tandem.router.frontends.access import Access, CacheNamespaces, key_digest, secret_digest
 from tandem.router.frontends.generation import Generation
 from tandem.router.frontends.long_prompts import prefix_identities_in_turns
@@ -66,6 +75,7 @@ class Frontend:
             router.elsewhere,
             config.max_priority,
             config.max_bytes_in_hand,
+            config.admin_keys,
         )
         self._prompts = PromptEncoder(tokenizer, config.max_model_len)
         self.inputs = InputEncoder(tokenizer, config.max_model_len, self._prompts.encode_beside)
@@ -101,11 +111,25 @@ class Frontend:
         with self.access.hold(key, num_outputs):
             yield
 
-    def check_model(self, model: str) -> None:
-        if model and model not in self.config.model_names:
-            *others, last = map(repr, self.config.model_names)
-            served = f"{', '.join(others)} and {last} are" if others else f"{last} is"
-            raise UnknownModelError(f"model {model!r} is not served here; {served}", "model")
+    def served_model(self, name: str) -> ServedModel:
+        """Returns the model of a request. Args: name: the client's; "": the base model.
+
+        Raises:
+            UnknownModelError: nothing is served by this name.
+            UnavailableError: this router has just started, and nobody has told it the adapters yet.
+        """
+        if not name or name in self.config.model_names:
+            return ServedModel(self.config.model_name)
+        names = self.router.adapters
+        if (adapter := names.find(name)) is not None:
+            return ServedModel(name, adapter)
+        if self.config.takes_adapters and not names.is_complete:
+            raise UnavailableError(f"model {name!r} is not known yet: this router has just started; try again")
+        *others, last = map(repr, self.config.model_names)
+        served = f"{', '.join(others)} and {last} are" if others else f"{last} is"
+        if num_adapters := len(names.loaded()):
+            served += f", and {num_adapters} adapters" if num_adapters > 1 else ", and an adapter"
+        raise UnknownModelError(f"model {name!r} is not served here; {served}", "model")
 
     def check_num_messages(self, num_messages: int) -> None:
         with mistakes_in("messages"):
@@ -138,9 +162,10 @@ class Frontend:
             )
         hold(PROMPT_LOGPROB_BYTES * num_entries)
 
-    def cache_namespace(self, key: str, name: str) -> str:
+    def cache_namespace(self, key: str, name: str, model: ServedModel) -> str:
+        """Returns the namespace of the workers' caches. Args: name: the client's; ""."""
         _check_name("cache_namespace", name)
-        return self._cache_namespaces.of(key, name)
+        return adapted_namespace(self._cache_namespaces.of(key, name), model.content_hash)
 
     async def tokenize(
         self, prompt: PromptInput, namespace: str | None = None, cut: PromptCut | None = None
@@ -238,6 +263,8 @@ class Frontend:
         """
         # Without it the request would share its cached prefixes with all keys.
         assert spec.prompt.namespace is not None
+        # Nor may it share pages of another adapter.
+        assert split_namespace(spec.prompt.namespace)[1] == spec.model.content_hash
         self.access.check_priority(spec.key, spec.priority)
         _check_name("session_id", spec.session_id)
         _check_name("request_id", spec.client_request_id)
@@ -324,3 +351,5 @@ def _check_name(field_name: str, name: str) -> None:
         )
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise InvalidRequestError(f"{field_name} holds half a character", field_name)
+    if ADAPTER_MARK in name:
+        raise InvalidRequestError(f"{field_name} holds a null character", field_name)

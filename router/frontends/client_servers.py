@@ -6,6 +6,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.types import ASGIApp
 
 from tandem.router.config import RouterConfig
+from tandem.router.frontends.admin.grpc import AdapterAdmin
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.embedding import max_input_tokens
 from tandem.router.frontends.encoded_request import check_encoded, check_encoded_inputs
@@ -19,10 +20,18 @@ from tandem.router.frontends.tracing import TracingService
 from tandem.router.observe.recordings import Recordings
 from tandem.rpc.channel import bind, new_client_facing_server
 from tandem.rpc.tls import ClientPortTls
-from tandem.v1 import inference_pb2, inference_pb2_grpc, recording_pb2, recording_pb2_grpc
+from tandem.v1 import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    recording_pb2,
+    recording_pb2_grpc,
+)
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 EMBED = inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods_by_name["Embed"].name
+ADAPTERS_SERVICE = adapters_pb2.DESCRIPTOR.services_by_name["AdapterAdmin"].full_name
 TRACING_SERVICE = recording_pb2.DESCRIPTOR.services_by_name["Tracing"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 STOP_GRACE_S = 0.5
@@ -66,9 +75,10 @@ class ClientServers:
             reuse_ports=config.reuse_ports,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(frontend), self._grpc)
+        adapters_pb2_grpc.add_AdapterAdminServicer_to_server(AdapterAdmin(frontend), self._grpc)
         recording_pb2_grpc.add_TracingServicer_to_server(TracingService(frontend, recordings), self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(health_service, self._grpc)
-        add_reflection((SERVICE, TRACING_SERVICE, HEALTH_SERVICE), self._grpc)
+        add_reflection((SERVICE, ADAPTERS_SERVICE, TRACING_SERVICE, HEALTH_SERVICE), self._grpc)
         self._http = HttpServer(app, config.host, http_port, tls, config.max_connections, reuse_port=config.reuse_ports)
         self._leaving: asyncio.Task[None] | None = None
         self.http_address = self._http.address

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from tandem.embedding import MAX_INPUTS, EmbeddingParams
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
+from tandem.router.adapters.names import ServedModel
 from tandem.router.errors import InvalidRequestError, OverloadedError, mistakes_in
 from tandem.router.frontends.base import Frontend, tokenizing
 from tandem.router.frontends.generation import Generation
@@ -97,6 +98,7 @@ async def begin_embeddings(
     *,
     key: str,
     request_id: str,
+    model: ServedModel,
     priority: int = 0,
     session_id: str = "",
 ) -> list[Generation]:
@@ -113,6 +115,7 @@ async def begin_embeddings(
             session_id=session_id,
             priority=priority,
             embedding=params,
+            model=model,
         )
         generations += frontend.begin(spec)
     return generations

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from tandem import __version__
+from tandem.router.adapters.names import ServedModel
 from tandem.router.errors import (
     InternalError,
     InvalidRequestError,
@@ -18,6 +19,7 @@ from tandem.router.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from tandem.router.frontends.admin.status import loaded_adapters
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.generation import Generation, Piece
 from tandem.router.frontends.grpc_embedding import Embeddings
@@ -69,7 +71,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._frontend = frontend
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
-        current_trace_context.set(trace_context_of(_metadata(context, TRACEPARENT), _metadata(context, TRACESTATE)))
+        current_trace_context.set(trace_context_of(metadata_of(context, TRACEPARENT), metadata_of(context, TRACESTATE)))
         request_id = _request_id(request, context)
         trailer = _request_id_trailer(request_id)
         context.set_trailing_metadata(trailer)
@@ -95,7 +97,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         await context.abort(*refusal, (*router_trailer(self._frontend), *trailer))
 
     async def Embed(self, request: pb.EmbedRequest, context: grpc.aio.ServicerContext) -> None:
-        current_trace_context.set(trace_context_of(_metadata(context, TRACEPARENT), _metadata(context, TRACESTATE)))
+        current_trace_context.set(trace_context_of(metadata_of(context, TRACEPARENT), metadata_of(context, TRACESTATE)))
         request_id = _request_id(request, context)
         trailer = _request_id_trailer(request_id)
         context.set_trailing_metadata(trailer)
@@ -166,6 +168,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 )
                 for store in router.stores
             ],
+            adapters=loaded_adapters(self._frontend),
             sizes=[
                 pb.SizeStatus(kind=kind, **asdict(size))
                 for kind, size in (router.size.kinds if router.size is not None else {}).items()
@@ -185,11 +188,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         frontend = self._frontend
         with frontend.refusals_counted(request_id):
             key, hold = self._admit(request, context, held)
-            frontend.check_model(request.model)
-            digest = _digest(request)
+            model = frontend.served_model(request.model)
+            digest = _digest(request, model)
             resumption = _resumption(frontend, request.resume, key, digest) if request.HasField("resume") else None
             with frontend.admission(key):
-                namespace = frontend.cache_namespace(key, request.cache_namespace)
+                namespace = frontend.cache_namespace(key, request.cache_namespace, model)
                 prompt = await frontend.tokenize(_prompt(request, frontend), namespace)
                 # Without keys, the peer's address without its port.
                 client = key or context.peer().rpartition(":")[0]
@@ -206,6 +209,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 stop=options.stop,
                 resumption=resumption,
                 client=frontend.turn_of(client, grammar),
+                model=model,
             )
             [generation] = frontend.begin(spec)
             return generation, digest
@@ -217,7 +221,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if isinstance(request, Malformed):
             raise InvalidRequestError(request.message)
         # The AuthInterceptor checks the key but does not record it.
-        key = self._frontend.access.identify(_metadata(context, "authorization"))
+        key = self._frontend.access.identify(metadata_of(context, "authorization"))
         hold = held.enter_context(self._frontend.access.hold_bytes(key))
         hold(request.ByteSize())
         return key, hold
@@ -243,14 +247,14 @@ def _router_statuses(frontend: Frontend) -> list[pb.RouterStatus]:
     return statuses
 
 
-def _metadata(context: grpc.aio.ServicerContext, name: str) -> Any:
+def metadata_of(context: grpc.aio.ServicerContext, name: str) -> Any:
     metadata: dict[str, Any] = dict(context.invocation_metadata() or ())
     return metadata.get(name)
 
 
 def _request_id(request: pb.GenerateRequest | pb.EmbedRequest | Malformed, context: grpc.aio.ServicerContext) -> str:
     named = "" if isinstance(request, Malformed) else request.request_id
-    return named or request_id_of(_metadata(context, REQUEST_ID_HEADER))
+    return named or request_id_of(metadata_of(context, REQUEST_ID_HEADER))
 
 
 def _request_id_trailer(request_id: str) -> tuple[tuple[str, str], ...]:
@@ -285,13 +289,15 @@ def _resumption(frontend: Frontend, resume: pb.Resume, key: str, digest: bytes) 
     return Resumption(state, token_ids, resume.num_characters)
 
 
-def _digest(request: pb.GenerateRequest) -> bytes:
-    """Ties a resume token to its request, up to the name that the client gives to a try."""
+def _digest(request: pb.GenerateRequest, model: ServedModel) -> bytes:
+    """Ties a resume token to its request, up to the name that the client gives to a try, and to the content of its
+    adapter."""
     fields = pb.GenerateRequest()
     fields.CopyFrom(request)
     fields.ClearField("resume")
     fields.ClearField("request_id")
-    return hashlib.blake2b(fields.SerializeToString(deterministic=True), digest_size=DIGEST_BYTES).digest()
+    content = fields.SerializeToString(deterministic=True) + model.content_hash.encode()
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 def _structured_output(request: pb.GenerateRequest) -> StructuredOutput | None:
@@ -327,6 +333,9 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
 
 def api_key_auth(frontend: Frontend) -> AuthInterceptor:
     def refusal(metadata: dict[str, str]) -> str:
+        if frontend.access.is_admin(metadata.get("authorization")):
+            # Methods that serve clients know no such client.
+            return ""
         try:
             frontend.identify(metadata.get("authorization"))
         except UnauthenticatedError as error:

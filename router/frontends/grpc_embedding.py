@@ -40,17 +40,17 @@ class Embeddings:
     @classmethod
     async def begin(cls, frontend: Frontend, request: pb.EmbedRequest, key: str, request_id: str) -> "Embeddings":
         """Raises RequestError."""
-        frontend.check_model(request.model)
+        model = frontend.served_model(request.model)
         at_once = num_at_once(frontend, len(request.inputs))
         params = _params(frontend, request)
         with frontend.admission(key, at_once):
-            namespace = frontend.cache_namespace(key, request.cache_namespace)
+            namespace = frontend.cache_namespace(key, request.cache_namespace, model)
             inputs = [_input(one) for one in request.inputs]
             num_kept = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
             cut = input_cut(frontend, num_kept, keeps_end=request.keep_last_tokens)
             prompts = await tokenize_inputs(frontend, inputs, namespace, cut)
         generations = await begin_embeddings(
-            frontend, prompts, params, key=key, request_id=request_id, priority=request.priority
+            frontend, prompts, params, key=key, request_id=request_id, model=model, priority=request.priority
         )
         return cls(frontend, key, request.request_id, generations, at_once)
 

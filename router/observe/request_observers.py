@@ -74,6 +74,7 @@ def log_request(report: RequestReport) -> None:
         "client_request_id": tracker.spec.client_request_id,
         "outcome": report.outcome,
         "error": tracker.failure,
+        "adapter": tracker.spec.model.name if tracker.spec.adapter is not None else "",
         "prompt_tokens": report.num_prompt_tokens,
         "cached_tokens": report.num_cached_tokens,
         **report.loaded.counts(),

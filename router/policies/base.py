@@ -18,8 +18,8 @@ An exception in `choose` fails that request. An exception in a hook is logged (r
 A policy may read these attributes of a worker (described in router/workers/worker.py) and changes none: `worker_id`,
 `role`, `incarnation`, `num_assigned`, `num_pending_tokens`, `num_decoding`, `num_kv_tokens`, `num_arriving_tokens`,
 `num_held_tokens`, `forward_times`, `max_decoding`, `lean`, `load_number`, `rates`, `page_size`, `hello.num_pages`,
-`hello.device`, `prefixes.identities`, `node_store`, `load_token_s`, `stats`. The counts include an attempt from
-`attempt_started` to `attempt_failed` or `request_finished`.
+`hello.device`, `prefixes.identities`, `node_store`, `load_token_s`, `adapters.wait_s`, `stats`. The counts include an
+attempt from `attempt_started` to `attempt_failed` or `request_finished`.
 """
 
 from abc import ABC, abstractmethod
@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tandem.adapters import AdapterRef
 from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
 from tandem.router.workers.worker import Pair, Worker
@@ -45,8 +46,9 @@ class RoutingRequest:
         max_new_tokens: output tokens left; at least 1 in `choose`.
         priority: larger is sooner.
         session_id: the client's name of the conversation, or "".
-        cache_namespace: requests share KV only within a namespace, made of the client's name for it and a digest of the
-            API key.
+        cache_namespace: requests share KV only within a namespace, made of the client's name for it, a digest of the
+            API key and the adapter's content.
+        adapter: LoRA adapter of the request; None: the base model.
         prompt_identities: identities of the prompt's prefixes (tandem.prefix), by page size, if the policy
             `wants_prefixes`; for the page sizes of the workers connected at its arrival.
     """
@@ -61,6 +63,7 @@ class RoutingRequest:
     cache_namespace: str
     prompt_identities: Mapping[int, Sequence[int]] = field(default_factory=dict)
     objectives: Objectives = DEFAULT_OBJECTIVES
+    adapter: AdapterRef | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -45,11 +45,16 @@ class CacheAware(PrefixPolicy):
             for num_ready, seconds in options.get(worker, ()):
                 # Loading counts as the tokens that could be computed meanwhile.
                 num_to_compute = min(num_to_compute, num_tokens - num_ready + seconds / max(token_s, LEAST_TOKEN_S))
-            return worker.num_pending_tokens + num_to_compute + TIE_COST * some()
+            return worker.num_pending_tokens + num_to_compute + adapter_cost(worker) + TIE_COST * some()
+
+        def adapter_cost(worker: Worker) -> float:
+            # Waiting counts as loading does.
+            return worker.adapters.wait_s(request.adapter) / max(worker.forward_times.prompt_token_s, LEAST_TOKEN_S)
 
         def decode_cost(worker: Worker) -> float:
             num_to_ship = num_tokens - expected.get(worker, 0)
-            return SHIP_COST * num_to_ship + RUNNING_REQUEST_COST * worker.num_assigned + TIE_COST * some()
+            running = RUNNING_REQUEST_COST * worker.num_assigned
+            return SHIP_COST * num_to_ship + running + adapter_cost(worker) + TIE_COST * some()
 
         return candidates.least_of(
             # A single worker ships nothing.

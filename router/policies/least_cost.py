@@ -120,6 +120,14 @@ class LeastCost(PrefixPolicy):
         prefill_costs = of_prefills.prefill_costs(cached, num_tokens)
         plan = self._plan_loads(prefill_costs, self.load_options(prefills, request, cached), cached, request)
         decode_costs = of_decodes.decode_costs(expected, num_tokens)
+        local_decode_costs = decode_costs
+        if request.adapter is not None:
+            # A single worker loads an adapter once.
+            for worker in prefill_costs:
+                prefill_costs[worker] += _adapter_cost(worker, request)
+            decode_costs = [
+                cost + _adapter_cost(worker, request) for worker, cost in zip(decodes, decode_costs, strict=True)
+            ]
 
         distances = DISTANCES if candidates.spans_hosts else DISTANCES[:1]
         receiver_costs = [
@@ -129,7 +137,7 @@ class LeastCost(PrefixPolicy):
         sender_costs = prefill_costs if senders == prefills else {worker: prefill_costs[worker] for worker in senders}
         apart = candidates.least_apart(sender_costs, *receiver_costs)
 
-        local_costs = dict(zip(decodes, decode_costs, strict=True)) if alone else {}
+        local_costs = dict(zip(decodes, local_decode_costs, strict=True)) if alone else {}
         alone_costs = {worker: prefill_costs[worker] + local_costs[worker] for worker in alone}
         here = min(alone_costs, key=alone_costs.__getitem__, default=None)
         together = None if here is None else Pair(here, here)
@@ -139,7 +147,7 @@ class LeastCost(PrefixPolicy):
         if here is not None and apart is not None and together is not None:
             apart_cost = prefill_costs[apart.prefill] + receiver_costs[apart.distance or 0][apart.decode]
             chosen, other = (apart, together) if apart_cost < alone_costs[here] else (together, apart)
-        estimate = self._estimate(chosen, other, plan, expected, prefills, num_tokens, objectives)
+        estimate = self._estimate(chosen, other, plan, expected, prefills, num_tokens, request)
         return Pair(chosen.prefill, chosen.decode, estimate)
 
     def _plan_loads(
@@ -173,7 +181,7 @@ class LeastCost(PrefixPolicy):
         expected: Mapping[Worker, int],
         prefills: Collection[Worker],
         num_tokens: int,
-        objectives: Objectives,
+        request: RoutingRequest,
     ) -> Estimate:
         """
         Args:
@@ -183,9 +191,9 @@ class LeastCost(PrefixPolicy):
         num_to_compute = num_tokens - plan.ready.get(pair.prefill, 0)
         reason = "only"
         if other is not None:
-            own, others = (_cost_parts(p, plan, expected, num_tokens, objectives) for p in (pair, other))
+            own, others = (_cost_parts(p, plan, expected, num_tokens, request) for p in (pair, other))
             reason = max(own, key=lambda name: others[name] - own[name])
-        load_s = plan.seconds.get(pair.prefill, 0.0)
+        load_s = max(plan.seconds.get(pair.prefill, 0.0), pair.prefill.adapters.wait_s(request.adapter))
         return Estimate(
             num_to_compute,
             reason,
@@ -216,9 +224,17 @@ def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -
     return having[index] if index >= 0 else 0
 
 
+def _adapter_cost(worker: Worker, request: RoutingRequest) -> float:
+    """Returns the cost of waiting for the request's adapter at a worker."""
+    wait_s = worker.adapters.wait_s(request.adapter)
+    # More than the random cost of ties, also for short waits.
+    return cost_model.late(wait_s / request.objectives.ttft_s) + 2.0 * TIE_COST if wait_s else 0.0
+
+
 def _cost_parts(
-    pair: Pair, plan: _LoadPlan, expected: Mapping[Worker, int], num_tokens: int, objectives: Objectives
+    pair: Pair, plan: _LoadPlan, expected: Mapping[Worker, int], num_tokens: int, request: RoutingRequest
 ) -> dict[str, float]:
+    objectives = request.objectives
     prefill, decode, distance = pair.prefill, pair.decode, pair.distance
     num_to_store = num_tokens - expected.get(decode, 0)
     num_to_compute = num_tokens - plan.ready.get(prefill, 0)
@@ -227,6 +243,7 @@ def _cost_parts(
     decode_parts = cost_model.decode_parts(*cost_model.state_of(decode), objectives, num_tokens, num_to_store)
     for name, part in decode_parts.items():
         parts[name] = parts.get(name, 0.0) + part
+    parts["load"] += sum(_adapter_cost(worker, request) for worker in dict.fromkeys((prefill, decode)))
     parts["handover"] = 0.0
     if distance is not None:
         fixed, each = _handover_line(decode, objectives, distance)

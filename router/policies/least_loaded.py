@@ -8,6 +8,8 @@ from tandem.router.workers.worker import Pair, Worker
 
 # Cost of a handover to another host, in requests; twice that beyond the rack.
 FARTHER_COST = 1.0
+# Cost of waiting a second for an adapter, in requests.
+WAIT_COST = 8.0
 
 
 class LeastLoaded(RoutingPolicy):
@@ -18,7 +20,16 @@ class LeastLoaded(RoutingPolicy):
         self._random = random.Random(seed)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
-        return candidates.least(self._cost, self._cost, farther_cost=FARTHER_COST)
+        adapter = request.adapter
+        if adapter is None:
+            return candidates.least(self._cost, self._cost, farther_cost=FARTHER_COST)
+
+        def cost(worker: Worker) -> float:
+            # Also a short wait counts more than chance.
+            wait_s = worker.adapters.wait_s(adapter)
+            return self._cost(worker) + (0.5 + WAIT_COST * wait_s if wait_s else 0.0)
+
+        return candidates.least(cost, cost, farther_cost=FARTHER_COST)
 
     def _cost(self, worker: Worker) -> float:
         # The random parts of a pair sum to less than one request.

@@ -15,11 +15,17 @@ class PowerOfTwo(RoutingPolicy):
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         prefill_workers = candidates.prefill_workers
-        return min((self._draw(candidates, prefill_workers) for _ in range(2)), key=_load)
+        drawn = [self._draw(candidates, prefill_workers) for _ in range(2)]
+        # Of equally loaded pairs, the one that has the adapter.
+        return min(drawn, key=lambda pair: (_load(pair), _wait_s(pair, request)))
 
     def _draw(self, candidates: Candidates, prefill_workers: list[Worker]) -> Pair:
         prefill = self._random.choice(prefill_workers)
         return Pair(prefill, self._random.choice(candidates.decode_workers_of(prefill)))
+
+
+def _wait_s(pair: Pair, request: RoutingRequest) -> float:
+    return max(worker.adapters.wait_s(request.adapter) for worker in (pair.prefill, pair.decode))
 
 
 def _load(pair: Pair) -> int:

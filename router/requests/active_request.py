@@ -40,6 +40,7 @@ class ActiveRequest:
         on_overdue: called if the client does not take its output.
         is_given: True once the client's side has asked for everything.
         num_failures: failed attempts, except for lack of pages or the loss of a worker.
+        last_failure: reason of the last of them.
         num_links_lost: attempts that ended with their link while both workers may live.
         waiting_since: start of its wait for a worker; None: it does not wait.
         num_losses, num_excused: workers lost, or out of reach, in its current place.
@@ -60,6 +61,7 @@ class ActiveRequest:
     final_since: float | None = None
     is_given: bool = False
     num_failures: int = 0
+    last_failure: str = ""
     num_links_lost: int = 0
     waiting_since: float | None = None
     waiting_bytes: int = 0

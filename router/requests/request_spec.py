@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tandem.adapters import AdapterRef
 from tandem.embedding import EmbeddingParams
+from tandem.router.adapters.names import BASE_MODEL, ServedModel
 from tandem.router.requests.client_ids import TraceContext, current_trace_context
 from tandem.router.resumption import KeptStream, Resumption
 from tandem.sampling_params import SamplingParams
@@ -40,6 +42,7 @@ class RequestSpec:
         kept: the workers' record, for a client that resumes with text alone.
         resume_token: kept by workers with the record (router/resumption.py).
         embedding: set if the prompt is only embedded; then `sampling` has no effect.
+        model: the model that the request names. All attempts compute with this content of its adapter.
     """
 
     prompt: TokenizedPrompt
@@ -56,6 +59,11 @@ class RequestSpec:
     resume_token: bytes = b""
     embedding: EmbeddingParams | None = None
     client: str = ""
+    model: ServedModel = BASE_MODEL
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.model.adapter
 
     @property
     def cache_namespace(self) -> str:

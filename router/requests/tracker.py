@@ -169,6 +169,7 @@ class RequestTracker:
             spec.resume_token,
             spec.embedding,
             spec.client,
+            adapter=spec.adapter,
         )
         if self.embeds:
             return None, prefill
@@ -186,6 +187,7 @@ class RequestTracker:
             spec.resume_token,
             spec.client,
             prefill_worker_id,
+            adapter=spec.adapter,
         )
         return admit, prefill
 

@@ -11,6 +11,7 @@ from tandem.router.workers.peer_counts import NOTHING, AssignedLoad
 from tandem.router.workers.placement import AGGREGATED, DISAGGREGATED, Placement
 from tandem.router.workers.rates import ClusterRates
 from tandem.router.workers.store_registry import NodeStore
+from tandem.router.workers.worker_adapters import WorkerAdapters
 from tandem.router.workers.worker_prefixes import WorkerPrefixes
 
 # Value for a worker that reports no limit.
@@ -34,6 +35,7 @@ class Worker:
         decode_workers: connected and linked decode workers by id; itself in role `both`. Kept by the registry.
         prefixes: reported cached prefixes; empty unless the policy wants them.
         node_store: pages of its host's page store and of others; empty unless the policy wants prefixes.
+        adapters: reported adapters, and those of placed requests.
         load_token_s: reported seconds to load a token from each tier of the store; empty without one.
         num_assigned: running requests by the routers' own counts, fresher than a heartbeat; other routers' are 0.1 s
             old.
@@ -67,6 +69,7 @@ class Worker:
     decode_workers: "dict[str, Worker]" = field(default_factory=dict)
     prefixes: WorkerPrefixes = field(default_factory=WorkerPrefixes)
     node_store: NodeStore = field(default_factory=NodeStore)
+    adapters: WorkerAdapters = field(default_factory=WorkerAdapters)
     load_token_s: tuple[float, ...] = ()
     num_assigned: int = 0
     num_pending_tokens: int = 0

@@ -23,11 +23,14 @@ from tandem.client.requests import (
     translate,
 )
 from tandem.client.targets import RouterTargets
+from tandem.v1 import adapters_pb2 as adapters
+from tandem.v1 import adapters_pb2_grpc, inference_pb2_grpc, recording_pb2_grpc
 from tandem.v1 import inference_pb2 as pb
-from tandem.v1 import inference_pb2_grpc, recording_pb2_grpc
 from tandem.v1 import recording_pb2 as recording
 
 _INFO_TIMEOUT_S = 5.0
+# A worker reads all of an adapter before it is served.
+_LOAD_TIMEOUT_S = 150.0
 # Time to collect a recording after its end.
 _COLLECT_TIMEOUT_S = 90.0
 # Initial wait for routers to answer at their own ports; later ones join later.
@@ -164,6 +167,40 @@ class TandemClient(_Client[grpc.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
+    def load_adapter(
+        self, name: str, path: str, *, in_place: bool = False, timeout_s: float = _LOAD_TIMEOUT_S
+    ) -> adapters.LoadedAdapter:
+        """Have the cluster serve a LoRA adapter; `api_key` must be an admin key. Raises TandemError.
+
+        Args:
+            name: model name of its requests.
+            path: PEFT directory below the server's --lora-root.
+            in_place: replace another content of this name.
+        """
+        stub = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
+        request = adapters.LoadAdapterRequest(name=name, path=path, in_place=in_place)
+        try:
+            return stub.LoadAdapter(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    def unload_adapter(self, name: str, timeout_s: float = _INFO_TIMEOUT_S) -> None:
+        """Unload an adapter; its running requests end normally. Raises TandemError."""
+        stub = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
+        try:
+            stub.UnloadAdapter(adapters.UnloadAdapterRequest(name=name), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    def list_adapters(self, timeout_s: float = _INFO_TIMEOUT_S) -> list[adapters.LoadedAdapter]:
+        """Return the adapters that requests can name. Raises TandemError."""
+        stub = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
+        try:
+            found = stub.ListAdapters(adapters.ListAdaptersRequest(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+        return list(found.adapters)
+
     def record(self, duration_s: float) -> Generator[recording.RecordedPart]:
         """Record all processes of the cluster for `duration_s`, then stream the recording.
 
@@ -288,6 +325,32 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
             return await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
+
+    async def load_adapter(
+        self, name: str, path: str, *, in_place: bool = False, timeout_s: float = _LOAD_TIMEOUT_S
+    ) -> adapters.LoadedAdapter:
+        stub: Any = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
+        request = adapters.LoadAdapterRequest(name=name, path=path, in_place=in_place)
+        try:
+            return await stub.LoadAdapter(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    async def unload_adapter(self, name: str, timeout_s: float = _INFO_TIMEOUT_S) -> None:
+        stub: Any = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
+        request = adapters.UnloadAdapterRequest(name=name)
+        try:
+            await stub.UnloadAdapter(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    async def list_adapters(self, timeout_s: float = _INFO_TIMEOUT_S) -> list[adapters.LoadedAdapter]:
+        stub: Any = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
+        try:
+            found = await stub.ListAdapters(adapters.ListAdaptersRequest(), timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+        return list(found.adapters)
 
     async def record(self, duration_s: float) -> AsyncIterator[recording.RecordedPart]:
         stub: Any = recording_pb2_grpc.TracingStub(self._channels[self.address])

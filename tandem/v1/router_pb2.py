@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/router.proto\x12\ttandem.v1\"\x88\x03\n\x0cRouterCounts\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12J\n\x13num_requests_by_key\x18\x04 \x03(\x0b\x32-.tandem.v1.RouterCounts.NumRequestsByKeyEntry\x12\x37\n\x08\x61ssigned\x18\x05 \x03(\x0b\x32%.tandem.v1.RouterCounts.AssignedEntry\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x13\n\x0bhead_starts\x18\x07 \x03(\x0c\x12\x11\n\tis_change\x18\x08 \x01(\x08\x1a\x37\n\x15NumRequestsByKeyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1aH\n\rAssignedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.tandem.v1.AssignedLoad:\x02\x38\x01\"\x8a\x01\n\x0c\x41ssignedLoad\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x1a\n\x12num_pending_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cnum_decoding\x18\x03 \x01(\r\x12\x15\n\rnum_kv_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13num_arriving_tokens\x18\x05 \x01(\x04\"\x10\n\x0eShareCountsEnd\"t\n\x13\x46indResponseRequest\x12\x13\n\x0bresponse_id\x18\x01 \x01(\t\x12\x12\n\nkey_digest\x18\x02 \x01(\t\x12\x14\n\x0cwith_earlier\x18\x03 \x01(\x08\x12\x0e\n\x06\x66orget\x18\x04 \x01(\x08\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\"[\n\x12\x46indResponseResult\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12&\n\x05turns\x18\x03 \x03(\x0b\x32\x17.tandem.v1.ResponseTurn\"9\n\x0cResponseTurn\x12\x13\n\x0binput_items\x18\x01 \x01(\x0c\x12\x14\n\x0coutput_items\x18\x02 \x01(\x0c\"\x7f\n\x19\x43hangeConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x12\n\nkey_digest\x18\x02 \x01(\t\x12%\n\x04turn\x18\x03 \x01(\x0b\x32\x17.tandem.v1.ResponseTurn\x12\x0e\n\x06\x61nswer\x18\x04 \x01(\x0c\")\n\x18\x43hangeConversationResult\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32Q\n\nRouterPeer\x12\x43\n\x0bShareCounts\x12\x17.tandem.v1.RouterCounts\x1a\x19.tandem.v1.ShareCountsEnd(\x01\x32\xc1\x01\n\x0fRouterResponses\x12M\n\x0c\x46indResponse\x12\x1e.tandem.v1.FindResponseRequest\x1a\x1d.tandem.v1.FindResponseResult\x12_\n\x12\x43hangeConversation\x12$.tandem.v1.ChangeConversationRequest\x1a#.tandem.v1.ChangeConversationResultb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/router.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\"\x88\x03\n\x0cRouterCounts\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x12\n\nnum_queued\x18\x03 \x01(\r\x12J\n\x13num_requests_by_key\x18\x04 \x03(\x0b\x32-.tandem.v1.RouterCounts.NumRequestsByKeyEntry\x12\x37\n\x08\x61ssigned\x18\x05 \x03(\x0b\x32%.tandem.v1.RouterCounts.AssignedEntry\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x13\n\x0bhead_starts\x18\x07 \x03(\x0c\x12\x11\n\tis_change\x18\x08 \x01(\x08\x1a\x37\n\x15NumRequestsByKeyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1aH\n\rAssignedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.tandem.v1.AssignedLoad:\x02\x38\x01\"\x8a\x01\n\x0c\x41ssignedLoad\x12\x14\n\x0cnum_requests\x18\x01 \x01(\r\x12\x1a\n\x12num_pending_tokens\x18\x02 \x01(\x04\x12\x14\n\x0cnum_decoding\x18\x03 \x01(\r\x12\x15\n\rnum_kv_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13num_arriving_tokens\x18\x05 \x01(\x04\"\x10\n\x0eShareCountsEnd\"t\n\x13\x46indResponseRequest\x12\x13\n\x0bresponse_id\x18\x01 \x01(\t\x12\x12\n\nkey_digest\x18\x02 \x01(\t\x12\x14\n\x0cwith_earlier\x18\x03 \x01(\x08\x12\x0e\n\x06\x66orget\x18\x04 \x01(\x08\x12\x0e\n\x06\x63\x61ncel\x18\x05 \x01(\x08\"[\n\x12\x46indResponseResult\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x0e\n\x06\x61nswer\x18\x02 \x01(\x0c\x12&\n\x05turns\x18\x03 \x03(\x0b\x32\x17.tandem.v1.ResponseTurn\"9\n\x0cResponseTurn\x12\x13\n\x0binput_items\x18\x01 \x01(\x0c\x12\x14\n\x0coutput_items\x18\x02 \x01(\x0c\"\x7f\n\x19\x43hangeConversationRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x12\n\nkey_digest\x18\x02 \x01(\t\x12%\n\x04turn\x18\x03 \x01(\x0b\x32\x17.tandem.v1.ResponseTurn\x12\x0e\n\x06\x61nswer\x18\x04 \x01(\x0c\")\n\x18\x43hangeConversationResult\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\x8c\x01\n\nRouterPeer\x12\x43\n\x0bShareCounts\x12\x17.tandem.v1.RouterCounts\x1a\x19.tandem.v1.ShareCountsEnd(\x01\x12\x39\n\rShareAdapters\x12\x13.tandem.v1.Adapters\x1a\x13.tandem.v1.Adapters2\xc1\x01\n\x0fRouterResponses\x12M\n\x0c\x46indResponse\x12\x1e.tandem.v1.FindResponseRequest\x1a\x1d.tandem.v1.FindResponseResult\x12_\n\x12\x43hangeConversation\x12$.tandem.v1.ChangeConversationRequest\x1a#.tandem.v1.ChangeConversationResultb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,28 +36,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_options = b'8\001'
   _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._loaded_options = None
   _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_options = b'8\001'
-  _globals['_ROUTERCOUNTS']._serialized_start=38
-  _globals['_ROUTERCOUNTS']._serialized_end=430
-  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_start=301
-  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_end=356
-  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_start=358
-  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_end=430
-  _globals['_ASSIGNEDLOAD']._serialized_start=433
-  _globals['_ASSIGNEDLOAD']._serialized_end=571
-  _globals['_SHARECOUNTSEND']._serialized_start=573
-  _globals['_SHARECOUNTSEND']._serialized_end=589
-  _globals['_FINDRESPONSEREQUEST']._serialized_start=591
-  _globals['_FINDRESPONSEREQUEST']._serialized_end=707
-  _globals['_FINDRESPONSERESULT']._serialized_start=709
-  _globals['_FINDRESPONSERESULT']._serialized_end=800
-  _globals['_RESPONSETURN']._serialized_start=802
-  _globals['_RESPONSETURN']._serialized_end=859
-  _globals['_CHANGECONVERSATIONREQUEST']._serialized_start=861
-  _globals['_CHANGECONVERSATIONREQUEST']._serialized_end=988
-  _globals['_CHANGECONVERSATIONRESULT']._serialized_start=990
-  _globals['_CHANGECONVERSATIONRESULT']._serialized_end=1031
-  _globals['_ROUTERPEER']._serialized_start=1033
-  _globals['_ROUTERPEER']._serialized_end=1114
-  _globals['_ROUTERRESPONSES']._serialized_start=1117
-  _globals['_ROUTERRESPONSES']._serialized_end=1310
+  _globals['_ROUTERCOUNTS']._serialized_start=62
+  _globals['_ROUTERCOUNTS']._serialized_end=454
+  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_start=325
+  _globals['_ROUTERCOUNTS_NUMREQUESTSBYKEYENTRY']._serialized_end=380
+  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_start=382
+  _globals['_ROUTERCOUNTS_ASSIGNEDENTRY']._serialized_end=454
+  _globals['_ASSIGNEDLOAD']._serialized_start=457
+  _globals['_ASSIGNEDLOAD']._serialized_end=595
+  _globals['_SHARECOUNTSEND']._serialized_start=597
+  _globals['_SHARECOUNTSEND']._serialized_end=613
+  _globals['_FINDRESPONSEREQUEST']._serialized_start=615
+  _globals['_FINDRESPONSEREQUEST']._serialized_end=731
+  _globals['_FINDRESPONSERESULT']._serialized_start=733
+  _globals['_FINDRESPONSERESULT']._serialized_end=824
+  _globals['_RESPONSETURN']._serialized_start=826
+  _globals['_RESPONSETURN']._serialized_end=883
+  _globals['_CHANGECONVERSATIONREQUEST']._serialized_start=885
+  _globals['_CHANGECONVERSATIONREQUEST']._serialized_end=1012
+  _globals['_CHANGECONVERSATIONRESULT']._serialized_start=1014
+  _globals['_CHANGECONVERSATIONRESULT']._serialized_end=1055
+  _globals['_ROUTERPEER']._serialized_start=1058
+  _globals['_ROUTERPEER']._serialized_end=1198
+  _globals['_ROUTERRESPONSES']._serialized_start=1201
+  _globals['_ROUTERRESPONSES']._serialized_end=1394
 # @@protoc_insertion_point(module_scope)

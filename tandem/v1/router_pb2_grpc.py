@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tandem.v1 import router_pb2 as tandem_dot_v1_dot_router__pb2
+from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -40,6 +41,11 @@ class RouterPeerStub:
                 request_serializer=tandem_dot_v1_dot_router__pb2.RouterCounts.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_router__pb2.ShareCountsEnd.FromString,
                 _registered_method=True)
+        self.ShareAdapters = channel.unary_unary(
+                '/tandem.v1.RouterPeer/ShareAdapters',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.Adapters.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.Adapters.FromString,
+                _registered_method=True)
 
 
 class RouterPeerServicer:
@@ -53,6 +59,13 @@ class RouterPeerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShareAdapters(self, request, context):
+        """Merges the caller's book of adapters into the router's. Returns the merged book.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterPeerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_RouterPeerServicer_to_server(servicer, server):
                     servicer.ShareCounts,
                     request_deserializer=tandem_dot_v1_dot_router__pb2.RouterCounts.FromString,
                     response_serializer=tandem_dot_v1_dot_router__pb2.ShareCountsEnd.SerializeToString,
+            ),
+            'ShareAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareAdapters,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.Adapters.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.Adapters.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class RouterPeer:
             '/tandem.v1.RouterPeer/ShareCounts',
             tandem_dot_v1_dot_router__pb2.RouterCounts.SerializeToString,
             tandem_dot_v1_dot_router__pb2.ShareCountsEnd.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.RouterPeer/ShareAdapters',
+            tandem_dot_v1_dot_worker__pb2.Adapters.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.Adapters.FromString,
             options,
             channel_credentials,
             insecure,

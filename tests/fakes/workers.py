@@ -10,6 +10,7 @@ from typing import Any
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.embedding import EmbeddingParams
+from tandem.engine.adapters.base import Adapters
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.kvtransfer.events import (
@@ -91,9 +92,11 @@ class PrefillSide:
         max_pages_in_flight: int = MAX_PAGES_IN_FLIGHT,
         asynchronous: bool = False,
         tier: PageTier | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Args: asynchronous: as in FakeEngine."""
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
+        self.engine.adapters = adapters
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         self.recorder = Recorder()
@@ -117,9 +120,11 @@ class DecodeSide:
         asynchronous: bool = False,
         step_s: float = 0.0,
         tier: PageTier | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Args: asynchronous, step_s: as in FakeEngine."""
         self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
+        self.engine.adapters = adapters
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
         self.recorder = Recorder()

@@ -28,6 +28,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "engine/layers/test_products.py",
         "engine/weights",
     ),
+    "adapters": ("engine/adapters",),
     "experts": ("engine/layers/experts", "engine/test_build.py", "engine/test_expert_balance.py"),
     "attention": ("engine/attention",),
     "models": ("engine/models",),

@@ -24,6 +24,7 @@ PACKAGES = (
     "deploy",
 )
 VOCABULARY = (
+    "tandem.adapters",
     "tandem.choices",
     "tandem.config",
     "tandem.embedding",

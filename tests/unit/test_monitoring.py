@@ -13,6 +13,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.adapters import AdapterEntry, AdapterRef
 from tandem.deploy.config.bounds import SIZED_KINDS
 from tandem.engine.expert_balance import ExpertBalance
 from tandem.engine.layers.experts.counts import ExpertCounts
@@ -20,6 +21,8 @@ from tandem.messages import Drafted, Heartbeat, Shipped, WorkerStats
 from tandem.pagestore.server.disk.disk_stats import DiskStats
 from tandem.pagestore.server.metrics import store_registry
 from tandem.pagestore.server.page_store import PageStore
+from tandem.router.adapters.metrics import adapter_metrics
+from tandem.router.adapters.names import AdapterNames
 from tandem.router.observe.size_metrics import size_metrics
 from tandem.router.workers.sizes import ClusterSize, KindSize
 from tandem.worker.metrics import worker_registry
@@ -32,8 +35,8 @@ from tests.unit.router.observe.test_metrics import new_metrics
 TARGET_LABELS = {"job", "instance", "process", "model_name", "cluster"}
 ALERTS = [rule for rule in rules() if "alert" in rule]
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
-# Labels with open values: names of workers, stores and transports, versions, layers, bucket bounds.
-OPEN_LABELS = {"worker", "store", "transport", "version", "layers", "le"}
+# Labels with open values: names of workers, stores, adapters and transports, versions, layers, bucket bounds.
+OPEN_LABELS = {"worker", "store", "transport", "version", "layers", "le", "adapter"}
 DURATION = re.compile(r"[1-9]\d*[sm]")
 LABEL_LISTS = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right) ?\(([^)]*)\)")
 needs_promtool = pytest.mark.skipif(
@@ -57,6 +60,9 @@ def exported() -> dict[str, dict[str, set[str]]]:
     size = ClusterSize({kind: KindSize(1, 2, 2, 1, 1, 0, 9.0) for kind in SIZED_KINDS}, {("any", "up", "load"): 1})
     elastic = new_metrics()
     elastic.add_families(lambda: size_metrics(size))
+    names = AdapterNames("r", [AdapterEntry("sql", 0, "", AdapterRef("h", "/a", 8, (), 1))])
+    names.count_ended("sql", "finished")
+    elastic.add_families(lambda: adapter_metrics(names, ()))
     texts = [exposition.decode() for exposition in (router_exposition(), elastic.exposition())]
     for role in ("prefill", "decode", "both"):
         registry = worker_registry(role, f"{role}-0", lambda: Heartbeat(1, stats), experts=experts, is_store_up=bool)

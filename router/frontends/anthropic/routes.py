@@ -50,7 +50,7 @@ def add_messages(app: FastAPI, frontend: Frontend) -> None:
         form = MessageAnswer(
             output,
             request_id,
-            frontend.config.model_name,
+            chat.plan.model.name,
             shows_cached=has_cache_marks(body),
             applied_edits=edits.applied if body.context_management is not None else None,
         )

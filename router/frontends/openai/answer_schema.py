@@ -118,9 +118,10 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tandem"
-    # The first of the model's names.
+    # The first of the model's names, or the adapter's directory.
     root: str
-    parent: None = None
+    # Of an adapter: its base model.
+    parent: str | None = None
     max_model_len: int
 
 

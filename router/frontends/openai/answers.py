@@ -212,7 +212,7 @@ class Answer(ABC):
             "id": self._id,
             "object": object_name,
             "created": self._created,
-            "model": self._frontend.config.model_name,
+            "model": self._generations[0].tracker.spec.model.name,
         }
 
     def _usage(self) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tandem import __version__
+from tandem.adapters import AdapterRef
 from tandem.router.config import port_of
 from tandem.router.errors import RequestError, UnknownModelError
+from tandem.router.frontends.admin.routes import add_adapters
 from tandem.router.frontends.anthropic.door import AnthropicDoor
 from tandem.router.frontends.anthropic.routes import add_messages
 from tandem.router.frontends.anthropic.schema import AnthropicErrorBody
@@ -118,6 +120,7 @@ def make_app(
     add_tokenizing(app, frontend)
     add_sglang(app, frontend)
     add_operation(app, frontend)
+    add_adapters(app, frontend)
     _add_operation(app, frontend, credentials)
     add_page(app, frontend, feed)
     _add_error_handlers(app, frontend)
@@ -145,23 +148,25 @@ def _description(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _add_inference(app: FastAPI, frontend: Frontend) -> None:
     created = int(frontend.started_at)
 
-    def model(name: str) -> Model:
+    def model(name: str, adapter: AdapterRef | None = None) -> Model:
         config = frontend.config
-        return Model(id=name, created=created, root=config.model_name, max_model_len=config.max_model_len)
+        root, parent = (config.model_name, None) if adapter is None else (adapter.path, config.model_name)
+        return Model(id=name, created=created, root=root, parent=parent, max_model_len=config.max_model_len)
 
     @app.get("/v1/models")
     async def list_models() -> ModelList:
-        """Lists the served model by each of its names."""
-        return ModelList(data=[model(name) for name in frontend.config.model_names])
+        """Lists the served model by each of its names, and the adapters."""
+        adapters = [model(entry.name, entry.adapter) for entry in frontend.router.adapters.loaded()]
+        return ModelList(data=[*map(model, frontend.config.model_names), *adapters])
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str, request: Request) -> Model:
-        """Describes the served model."""
+        """Describes the served model, or an adapter."""
         with frontend.refusals_counted(request.state.request_id):
             if not model_id:
                 raise UnknownModelError("a model's name is needed", "model")
-            frontend.check_model(model_id)
-        return model(model_id)
+            found = frontend.served_model(model_id)
+        return model(model_id, found.adapter)
 
     @app.post("/v1/completions", response_model=Completion, responses={200: {"content": _STREAMED}})
     async def completions(body: CompletionRequest, request: Request, last_event_id: LastEventId = None) -> Response:

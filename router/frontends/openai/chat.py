@@ -270,14 +270,16 @@ async def _tokenize(frontend: Frontend, plan: ChatPlan, request: Request) -> _To
     body, state = plan.body, request.state
     key = state.key
     with frontend.admission(key, body.n or 1):
-        recalled = await recall_stream(frontend, body, key, plan.last_event, state.hold)
-        prompt = await frontend.tokenize(plan.prompt, frontend.cache_namespace(key, cache_namespace(body)), plan.cut)
+        recalled = await recall_stream(frontend, body, key, plan.last_event, state.hold, plan.model)
+        namespace = frontend.cache_namespace(key, cache_namespace(body), plan.model)
+        prompt = await frontend.tokenize(plan.prompt, namespace, plan.cut)
         reading = read_from(frontend.output_format, plan, prompt)
         grammar = await checked_grammar(frontend, whole_structure(plan.calls.structure, reading), request)
     frontend.check_prompt_logprobs(len(prompt.token_ids), plan.wanted_logprobs.num_top, state.hold)
     stream = None
     if plan.is_resumable:
-        stream = make_stream(frontend, body, prompt, key, ChatAnswer.answer_id(state.request_id), recalled)
+        answer_id = ChatAnswer.answer_id(state.request_id)
+        stream = make_stream(frontend, body, prompt, key, answer_id, recalled, plan.model)
     check_num_prompt_tokens(frontend, [prompt], body.n)
     return _TokenizedChat(prompt, reading, grammar, stream)
 
@@ -299,6 +301,7 @@ def _spec(frontend: Frontend, plan: ChatPlan, chat: _TokenizedChat, state: State
         resumption=stream.resumption(from_beginning=reading is not None) if stream else None,
         kept=stream.kept if stream else None,
         client=frontend.turn_of(state.client, chat.grammar),
+        model=plan.model,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from tandem.router.adapters.names import ServedModel
 from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend, PromptInput
 from tandem.router.frontends.openai.body import MAX_OTHER_ITEMS, check_structure
@@ -65,6 +66,7 @@ class ChatPlan:
     """
 
     body: ChatRequest
+    model: ServedModel
     prompt: PromptInput
     cut: PromptCut | None
     continued: str
@@ -101,7 +103,7 @@ class Reading:
 
 def plan_chat(frontend: Frontend, body: ChatRequest, last_event_id: str | None = None) -> ChatPlan:
     """May run in another thread than the loop's. Raises InvalidRequestError."""
-    frontend.check_model(body.model or "")
+    model = frontend.served_model(body.model or "")
     check_num_choices(1, body.n)
     num_logprobs = _num_logprobs(body)
     max_tokens = _max_tokens(body)
@@ -119,7 +121,7 @@ def plan_chat(frontend: Frontend, body: ChatRequest, last_event_id: str | None =
     cut = prompt_cut(frontend, body, max_tokens)
     resumable = is_resumable(body, options, 1)
     last = last_event(last_event_id, is_resumable=resumable)
-    return ChatPlan(body, prompt, cut, continued, role, echo, calls, options, wanted_logprobs, resumable, last)
+    return ChatPlan(body, model, prompt, cut, continued, role, echo, calls, options, wanted_logprobs, resumable, last)
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

@@ -113,7 +113,7 @@ async def serve_completion(
     key, request_id = request.state.key, request.state.request_id
     count_unknown_fields(frontend, body)
     with frontend.refusals_counted(request_id):
-        frontend.check_model(body.model or "")
+        model = frontend.served_model(body.model or "")
         inputs = _inputs(body.prompt)
         cut = prompt_cut(frontend, body, body.max_tokens or DEFAULT_MAX_TOKENS)
         if body.suffix:
@@ -128,9 +128,9 @@ async def serve_completion(
         resumable = is_resumable(body, options, len(inputs))
         last = last_event(last_event_id, is_resumable=resumable)
         with frontend.admission(key, len(inputs) * (body.n or 1)):
-            recalled = await recall_stream(frontend, body, key, last, request.state.hold)
+            recalled = await recall_stream(frontend, body, key, last, request.state.hold, model)
             options = replace(options, grammar=await checked_grammar(frontend, wanted, request))
-            namespace = frontend.cache_namespace(key, cache_namespace(body))
+            namespace = frontend.cache_namespace(key, cache_namespace(body), model)
             prompts = [await frontend.tokenize(prompt, namespace, cut) for prompt in inputs]
             shown = _inputs(body.prompt) if cut is None else [prompt.token_ids for prompt in prompts]
             texts = [await frontend.prompt_text(prompt) for prompt in shown] if body.echo else []
@@ -138,7 +138,7 @@ async def serve_completion(
         num_shown = num_tokens * (body.n or 1) * wanted_logprobs.num_forms
         frontend.check_prompt_logprobs(num_shown, wanted_logprobs.num_top, request.state.hold)
         answer_id = CompletionAnswer.answer_id(request_id)
-        stream = make_stream(frontend, body, prompts[0], key, answer_id, recalled) if resumable else None
+        stream = make_stream(frontend, body, prompts[0], key, answer_id, recalled, model) if resumable else None
         check_num_prompt_tokens(frontend, prompts, body.n)
         specs = [
             RequestSpec(
@@ -152,6 +152,7 @@ async def serve_completion(
                 resumption=stream.resumption(from_beginning=False) if stream else None,
                 kept=stream.kept if stream else None,
                 client=frontend.turn_of(request.state.client, options.grammar),
+                model=model,
             )
             for prompt in prompts
         ]

@@ -62,12 +62,12 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
     key, request_id = request.state.key, request.state.request_id
     count_unknown_fields(frontend, body)
     with frontend.refusals_counted(request_id):
-        frontend.check_model(body.model or "")
+        model = frontend.served_model(body.model or "")
         inputs = body.inputs
         at_once = num_at_once(frontend, len(inputs))
         params = embedding_params(frontend, body.dimensions, is_normalized=body.is_normalized)
         with frontend.admission(key, at_once):
-            namespace = frontend.cache_namespace(key, body.cache_namespace or body.cache_salt or "")
+            namespace = frontend.cache_namespace(key, body.cache_namespace or body.cache_salt or "", model)
             cut = input_cut(frontend, body.truncate_prompt_tokens, keeps_end=body.truncation_side == "left")
             prompts = await tokenize_inputs(
                 frontend, inputs, namespace, cut, add_special_tokens=body.add_special_tokens is not False
@@ -78,6 +78,7 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
             params,
             key=key,
             request_id=request_id,
+            model=model,
             priority=body.priority or 0,
             session_id=body.session_id or "",
         )
@@ -93,7 +94,7 @@ async def serve_embeddings(frontend: Frontend, body: EmbeddingRequest, request: 
         "id": f"embd-{request_id}",
         "object": "list",
         "created": int(time.time()),
-        "model": frontend.config.model_name,
+        "model": model.name,
         "usage": _usage(generations),
     }
     pieces = [f'{to_json(answer)[:-1]},"data":['.encode()]

@@ -10,11 +10,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.router.errors import OverloadedError, UnauthenticatedError
+from tandem.router.frontends.access import NO_ADMIN
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.openai.errors import error_response, status_response
 from tandem.router.frontends.page.assets import PAGE_PATHS
 
 # Paths without authentication: probes and the page's files have no key.
+LOAD_PATH, UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+ADMIN_PATHS = (LOAD_PATH, UNLOAD_PATH)
 OPEN_PATHS = ("/health", "/ready", "/ping", *PAGE_PATHS)
 STATUS_OVERLOADED = 429
 # For the gap between two parts of a body, and for the whole body.
@@ -43,7 +46,10 @@ class AccessMiddleware:
         state = scope.setdefault("state", {})
         key = ""
         refusal: Response | None = None
-        if scope["path"] not in OPEN_PATHS:
+        if scope["path"] in ADMIN_PATHS:
+            state["key"] = state["client"] = ""
+            refusal = self._refuse_other_than_admin(headers.get(b"authorization"), state["request_id"])
+        elif scope["path"] not in OPEN_PATHS:
             try:
                 key = state["key"] = self._frontend.identify(headers.get(b"authorization"), state["request_id"])
                 state["client"] = key or (scope.get("client") or ("",))[0]
@@ -64,6 +70,17 @@ class AccessMiddleware:
             body.count = partial(self._count, hold, state["request_id"])
             state["hold"] = hold
             await self._app(scope, body.receive, body.closing(send))
+
+    def _refuse_other_than_admin(self, authorization: str | None, request_id: str) -> Response | None:
+        access = self._frontend.access
+        if not access.has_admin:
+            return status_response(403, NO_ADMIN)
+        try:
+            with self._frontend.refusals_counted(request_id):
+                access.check_admin(authorization)
+        except UnauthenticatedError as error:
+            return error_response(error)
+        return None
 
     def _count(self, hold: Callable[[int], None], request_id: str, num_bytes: int) -> None:
         try:

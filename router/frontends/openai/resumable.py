@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tandem.router.adapters.names import ServedModel
 from tandem.router.errors import InvalidRequestError, LostStreamError, UnavailableError, UnknownStreamError
 from tandem.router.frontends.access import key_digest
 from tandem.router.frontends.base import Frontend
@@ -112,11 +113,12 @@ async def recall_stream(
     key: str,
     last: EventId | None,
     hold: Callable[[int], None],
+    model: ServedModel,
 ) -> RecalledStream | None:
     """Asks the workers for a stream, before the prompt is tokenized.
 
     Raises:
-        InvalidRequestError: it belongs to a request with another body.
+        InvalidRequestError: it belongs to a request with another body, or to another content of the adapter.
         UnknownStreamError: no worker knows it, or it belongs to another key.
         LostStreamError: less is left than the client has.
         UnavailableError: some workers have not answered, and the others know too little.
@@ -141,7 +143,7 @@ async def recall_stream(
     state = frontend.open_resume_token(record.resume_token, key)
     if state.stream_id != bytes.fromhex(name):
         raise UnknownStreamError("the record of this stream is another's: begin again, without the header", HEADER)
-    if state.request_digest != _body_digest(body):
+    if state.request_digest != _body_digest(body, model):
         raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
     return RecalledStream(last, state, Resumption(state, record.token_ids, last.num_characters, last.num_tokens))
 
@@ -153,6 +155,7 @@ def make_stream(
     key: str,
     answer_id: str,
     recalled: RecalledStream | None,
+    model: ServedModel,
 ) -> ResumableStream:
     """Raises InvalidRequestError: this is not the recalled request."""
     created = int(time.time())
@@ -162,11 +165,13 @@ def make_stream(
             raise InvalidRequestError(ANOTHER_REQUEST, HEADER)
         answer_id, created = state.answer_id, state.created
     name = frontend.new_stream_name(key)
-    return ResumableStream(KeptStream(record_id(name, key), _body_digest(body), answer_id, created), name, recalled)
+    return ResumableStream(
+        KeptStream(record_id(name, key), _body_digest(body, model), answer_id, created), name, recalled
+    )
 
 
-def _body_digest(body: CompletionRequest | ChatCompletionRequest) -> bytes:
-    text = body.model_dump_json(exclude=_PROMPT_FIELDS)
+def _body_digest(body: CompletionRequest | ChatCompletionRequest, model: ServedModel) -> bytes:
+    text = body.model_dump_json(exclude=_PROMPT_FIELDS) + model.content_hash
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 

@@ -75,7 +75,6 @@ class GenerateRequest(LenientRequest):
         "return_logprob": Unserved("log probabilities are not served here: /v1/completions has logprobs", (False,)),
         "return_hidden_states": REQUEST["return_hidden_states"],
         "input_embeds": REQUEST["input_embeds"],
-        "lora_path": Unserved("LoRA adapters are not supported by this server", ("", [])),
         "session_params": REQUEST["session_params"],
         "image_data": Unserved("images are not supported by this server", ([],)),
         "video_data": Unserved("videos are not supported by this server", ([],)),
@@ -88,6 +87,8 @@ class GenerateRequest(LenientRequest):
     input_ids: TokenIds | None = None
     sampling_params: GenerateSampling | None = None
     stream: bool | None = None
+    # Name of an adapter.
+    lora_path: str | None = None
     rid: Annotated[str, Field(max_length=256)] | None = None
 
 
@@ -144,15 +145,17 @@ async def _begin(frontend: Frontend, body: GenerateRequest, key: str, request_id
         prompt = body.text if body.input_ids is None else body.input_ids
         if prompt is None or (body.text is not None and body.input_ids is not None):
             raise InvalidRequestError("one of text and input_ids is needed", "text")
+        model = frontend.served_model(body.lora_path or "")
         options = (body.sampling_params or GenerateSampling.model_validate({})).options(frontend.sampling_defaults)
         with frontend.admission(key):
-            tokenized = await frontend.tokenize(prompt, frontend.cache_namespace(key, ""))
+            tokenized = await frontend.tokenize(prompt, frontend.cache_namespace(key, "", model))
         spec = RequestSpec(
             tokenized,
             frontend.sampling_params(options, tokenized, DEFAULT_MAX_NEW_TOKENS),
             key=key,
             client_request_id=request_id,
             stop=options.stop,
+            model=model,
         )
         [generation] = frontend.begin(spec)
         return generation

@@ -70,7 +70,7 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
         """Tokenizes a text or a conversation."""
         count_unknown_fields(frontend, body)
         with frontend.refusals_counted(request.state.request_id):
-            frontend.check_model(body.model or "")
+            frontend.served_model(body.model or "")
             if (body.prompt is None) == (body.messages is None):
                 raise InvalidRequestError("one of prompt and messages is needed", "prompt")
             with frontend.admission(request.state.key):
@@ -91,7 +91,7 @@ def add_tokenizing(app: FastAPI, frontend: Frontend) -> None:
         """Turns tokens into text, including special ones."""
         count_unknown_fields(frontend, body)
         with frontend.refusals_counted(request.state.request_id):
-            frontend.check_model(body.model or "")
+            frontend.served_model(body.model or "")
             with frontend.admission(request.state.key):
                 text = await frontend.text_of(body.tokens)
         return json_text_response(to_json({"prompt": text}))

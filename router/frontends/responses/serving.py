@@ -59,7 +59,7 @@ class ResponseServing:
                 chat_body = await self._chat_body()
             chat = await begin_chat(frontend, chat_body, request, last_event_id)
         output = OneOutput(frontend, chat, self._response_id)
-        form = ResponseAnswer(body, output, self._response_id, frontend.config.model_name, self._keep)
+        form = ResponseAnswer(body, output, self._response_id, chat.plan.model.name, self._keep)
         if body.background:
             return await self._begin_in_background(output, form)
         return await respond(output, form, request.receive, NamedEventStream if body.stream else None)

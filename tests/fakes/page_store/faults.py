@@ -253,7 +253,7 @@ def loads_freed_with_their_epoch(patch: MonkeyPatch) -> None:
 
 
 def keys_without_namespace(patch: MonkeyPatch) -> None:
-    patch.setattr(node_keys, "root_key", lambda page_format, namespace: root_key(page_format, ""))
+    patch.setattr(node_keys, "root_key", lambda page_format, namespace, adapter="": root_key(page_format, ""))
 
 
 def pages_stored_before_they_are_computed(patch: MonkeyPatch) -> None:

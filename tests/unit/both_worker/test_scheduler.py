@@ -34,6 +34,7 @@ from tandem.messages import (
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.scheduler import PrefillScheduler
 from tandem.sampling_params import SamplingParams
+from tandem.worker.adapter_uses import AdapterUses
 from tandem.worker.events import FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.kept_pages import KeptPages
@@ -48,7 +49,11 @@ def make_schedulers() -> tuple[BothScheduler, PrefillScheduler, DecodeScheduler]
     decode = DecodeScheduler(engine, cache, outbox, DecodeConfig(), clock)
     pages = SharedPages(cache, decode, "both-0", KeptPages(cache, clock))
     prefill = PrefillScheduler(engine, cache, LocalHandover(decode), outbox, PrefillConfig(), clock, pages=pages)
-    return BothScheduler(engine, cache, prefill, decode, pages, ForwardTimer("cpu", clock)), prefill, decode
+    return (
+        BothScheduler(engine, cache, prefill, decode, pages, ForwardTimer("cpu", clock), AdapterUses(None, clock)),
+        prefill,
+        decode,
+    )
 
 
 def test_a_prompt_is_counted_at_prefill_alone() -> None:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import grpc
 import pytest
 
+from tandem.router.adapters.names import AdapterNames
 from tandem.router.peer_exchange import INTERVAL_S, CountsFeed, PeerExchange, decode_counts
 from tandem.router.workers.peer_counts import AssignedLoad, PeerCounts, RouterCounts
 from tandem.rpc.auth import cluster_auth
@@ -14,6 +15,7 @@ from tandem.rpc.credentials import ClusterCredentials
 from tandem.v1 import router_pb2 as pb
 from tandem.v1 import router_pb2_grpc
 from tests.fakes.link_ends import wait_until
+from tests.fakes.scripted_adapters import make_ref
 
 TOKEN = "the-token"
 
@@ -27,6 +29,7 @@ class End:
         self.counts = PeerCounts(time.monotonic)
         self.address = ""
         self._server: grpc.aio.Server | None = None
+        self.adapters = AdapterNames(name)
         self._task: asyncio.Task[None] | None = None
 
     async def serve(self, port: int = 0) -> None:
@@ -36,7 +39,9 @@ class End:
     async def join(self, *others: "End") -> None:
         peers = {other.name: other.address for other in others}
         credentials = ClusterCredentials(TOKEN)
-        exchange = PeerExchange(self.name, peers, self.counts, lambda: self.own, lambda: None, credentials)
+        exchange = self.exchange = PeerExchange(
+            self.name, peers, self.counts, lambda: self.own, lambda: None, credentials, self.adapters
+        )
         assert self._server is not None
         router_pb2_grpc.add_RouterPeerServicer_to_server(exchange, self._server)
         await self._server.start()
@@ -172,3 +177,26 @@ def test_a_router_tells_its_load_once_and_then_changes() -> None:
         counts.record("r0", decode_counts(message), is_change=message.is_change)
     assert sizes == [1000, 0, 1, 1]
     assert counts.counts_of("r0") == RouterCounts(3, 1, assigned=assigned)
+
+
+def test_routers_agree_about_adapters_and_one_that_was_away_learns_them() -> None:
+    async def scenario() -> None:
+        here, there = End("router-0"), End("router-1")
+        for end in (here, there):
+            await end.serve()
+        here.adapters.change("early", make_ref("a"))
+        await here.join(there)
+        await there.join(here)
+        await wait_until(lambda: there.adapters.find("early") is not None)
+        assert there.adapters.is_complete
+        there.adapters.change("late", make_ref("b"))
+        await there.exchange.share_adapters()
+        assert here.adapters.find("late") == make_ref("b")
+        here.adapters.change("early", None)
+        await here.exchange.share_adapters()
+        assert there.adapters.find("early") is None
+        await there.stop()
+        await here.exchange.share_adapters()
+        await here.stop()
+
+    asyncio.run(scenario())

@@ -36,6 +36,7 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import inference_pb2_grpc, worker_pb2_grpc
 from tandem.worker import control_client
+from tandem.worker.adapter_exchange import AdapterExchange
 from tandem.worker.control_client import ControlClient
 from tandem.worker.events import FromRouter
 from tandem.worker.records import RecordKeeper
@@ -83,6 +84,8 @@ class SkewedWorker:
             account=CacheAccount(),
             post=self._take,
             links=lambda: (),
+            adapters=AdapterExchange(self._take),
+            on_adapters=lambda *_: None,
             on_peers=lambda *_: None,
             on_connected=self._link,
             on_lost=lambda _: None,

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.messages import Admit, Prefill
+from tandem.router.adapters.names import BASE_MODEL
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError
 from tandem.router.frontends.base import Frontend
@@ -121,7 +122,7 @@ def test_accepted_requests_reach_workers() -> None:
     num_let_in = 0
 
     def begun(prompt: Any, options: SamplingOptions, num_outputs: int, cache_namespace: str, **fields: Any) -> Any:
-        tokenized = asyncio.run(frontend.tokenize(prompt, frontend.cache_namespace("", cache_namespace)))
+        tokenized = asyncio.run(frontend.tokenize(prompt, frontend.cache_namespace("", cache_namespace, BASE_MODEL)))
         sampling = frontend.sampling_params(options, tokenized, 128)
         return frontend.begin(RequestSpec(tokenized, sampling, **fields), num_outputs)[-1].tracker
 

@@ -6,7 +6,14 @@ import sys
 
 import pytest
 
-from tandem.prefix import namespace_identity, page_identity, prefix_identities, unpack_identities
+from tandem.prefix import (
+    adapted_namespace,
+    namespace_identity,
+    page_identity,
+    prefix_identities,
+    split_namespace,
+    unpack_identities,
+)
 
 
 def test_identities_are_chained() -> None:
@@ -48,3 +55,9 @@ def test_known_prefix_is_not_read_again() -> None:
         known = whole[:num_known]
         unread = [0] * (2 * num_known) + list(range(2 * num_known, 10))
         assert prefix_identities(unread, 2, "tenant", known) == whole
+
+
+def test_the_namespace_of_an_adapter_has_two_parts() -> None:
+    for namespace in ("", "tenant", "digest/tenant"):
+        assert split_namespace(adapted_namespace(namespace, "ab12")) == (namespace, "ab12")
+        assert split_namespace(adapted_namespace(namespace, "")) == (namespace, "")

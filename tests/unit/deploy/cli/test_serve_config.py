@@ -42,6 +42,10 @@ OTHER_VALUES = {
     "interface": "10.0.0.0/16",
     "otlp_endpoint": "http://collector:4318/v1/traces",
     "chat_template": "own.jinja",
+    "lora": ("sql=adapters/sql", "support=/adapters/support"),
+    "lora_root": "/adapters",
+    "lora_host_memory": 0.5,
+    "admin_keys": ("third", "fourth"),
     "log_dir": "logs",
     "request_timeout_s": 1.5,
     "ttft_objective_ms": 250.0,
@@ -106,6 +110,8 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
         needed = ("ray_address", "placement_strategy")
     if field in ("store_disk", "store_write_after", "store_namespace_share"):
         needed = ("store_memory",)
+    if field in ("lora_root", "admin_keys"):
+        needed = ("lora_root", "admin_keys")
     if field == "workers_per_gpu":
         needed = ("device",)
     together = {f: other_value(f) for f in needed}

@@ -189,6 +189,7 @@ def test_every_option_of_the_cluster_is_used() -> None:
         *("model", "served_model_name", "dtype", "num_pages", "chunk_size", "max_batch_size", "mixed_steps"),
         *("disable_overlap_schedule", "tp", "prefill_tp", "decode_tp", "routing", "transport", "log_level", "log_dir"),
         *("tls_cert", "tls_key", "tls_client_ca"),
+        *("lora", "lora_root"),
         *("store_memory", "store_disk", "store_write_after", "store_namespace_share"),
     }
     own = {f.name for options in (DecodeOptions, EngineOptions, PrefillOptions, RouterOptions) for f in fields(options)}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tandem.adapters import AdapterEntry
 from tandem.config import ClusterTls, ClusterTlsFiles, LogConfig, TlsConfig
 from tandem.deploy.config.bounds import Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
@@ -24,6 +25,7 @@ from tandem.deploy.supervise.node_stores import SavedStore
 from tandem.pagestore.config import StoreDisk
 from tandem.router.config import RouterAddresses
 from tandem.worker.config import StoreAccess
+from tests.fakes.scripted_adapters import make_ref
 
 CONFIG = ClusterConfig("m", api_keys=("a-secret", "another 3"), served_model_name=("a", "b"), chat_template="t.jinja")
 TLS = ClusterTls(b"-----BEGIN", b"\xff\x00", b"key")
@@ -34,6 +36,7 @@ ROUTER = replace(
     cluster_tls=ClusterTlsFiles("ca", "cert", "key"),
     routers={"router-0": ADDRESSES},
     workers={"both-0": "both"},
+    adapters=(AdapterEntry("sql", 0, "", make_ref("a")),),
     log=LogConfig("debug", "/logs"),
 )
 PLAN = CONFIG.worker("both-0", "both", CONFIG.engine("/m", 3), 4096, "token")
@@ -92,7 +95,7 @@ def changed(config: Any) -> Iterator[Any]:
             case str(value):
                 others = ["none", "off", "/some/file", "package.module:Class"]
             case (*_,) as value:
-                others = [(*value, "package.module:Class")]
+                others = [(*value, value[0] if value and not isinstance(value[0], str) else "package.module:Class")]
             case _:
                 continue
         for other in others:

@@ -3,6 +3,7 @@
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.pagestore.client.node_keys import HASHES_PER_TURN, NodeKeys
 from tandem.pagestore.keys import root_key
+from tandem.prefix import adapted_namespace
 from tests.fakes.store_tier import FORMAT, SIZE, keys_of, tokens
 
 MANY = tokens(HASHES_PER_TURN + 10)
@@ -40,3 +41,9 @@ def test_keys_of_a_prompt_continue_in_the_next_turn() -> None:
     assert found == expected[2:]
     assert keys.extend(found, expected[1], MANY, 2, num_pages)
     assert keys.num_left == HASHES_PER_TURN - (num_pages - 2 - HASHES_PER_TURN)
+
+
+def test_keys_cover_the_adapter_and_not_its_name() -> None:
+    keys = NodeKeys(CacheManager(4, 2), FORMAT)
+    assert keys.root(adapted_namespace("tenant", "ab12")) == root_key(FORMAT, "tenant", "ab12")
+    assert keys.root("tenant") == root_key(FORMAT, "tenant")

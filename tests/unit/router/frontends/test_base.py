@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from tandem.adapters import AdapterEntry
 from tandem.lifecycle import RECEIVED, TOKENIZED
 from tandem.prefix import prefix_identities
+from tandem.router.adapters.names import BASE_MODEL as BASE
+from tandem.router.adapters.names import ServedModel
 from tandem.router.config import RouterConfig
 from tandem.router.errors import InvalidRequestError, OverloadedError, UnavailableError, UnknownModelError
 from tandem.router.frontends.base import Frontend, PromptInput
@@ -17,6 +20,7 @@ from tandem.router.router import Router
 from tandem.router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.sampling_params import SamplingParams
 from tests.fakes.request_spec import request_spec
+from tests.fakes.scripted_adapters import make_ref
 from tests.fakes.scripted_worker import hello
 from tests.fakes.tokenizer import ByteTokenizer
 
@@ -69,10 +73,10 @@ def test_a_chat_has_messages_that_can_fit(num_messages: int, message: str) -> No
 
 
 def test_another_model_is_named_with_the_one_that_is_served() -> None:
-    new_frontend().check_model("")
-    new_frontend().check_model("fake")
+    new_frontend().served_model("")
+    new_frontend().served_model("fake")
     with pytest.raises(UnknownModelError, match="model 'gpt' is not served here; 'fake' is"):
-        new_frontend().check_model("gpt")
+        new_frontend().served_model("gpt")
 
 
 def test_a_priority_is_checked_with_the_rest_of_a_request() -> None:
@@ -98,7 +102,7 @@ def test_admission_counts_what_is_not_served_yet() -> None:
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_keys_have_namespaces_of_their_own_unless_they_share(is_shared: bool) -> None:
     frontend = new_frontend(api_keys=("one", "two"), share_cache_between_keys=is_shared)
-    names = [frontend.cache_namespace(key, asked_for) for key in ("one", "two") for asked_for in ("", "tenant")]
+    names = [frontend.cache_namespace(key, asked_for, BASE) for key in ("one", "two") for asked_for in ("", "tenant")]
     assert len(set(names)) == (2 if is_shared else 4)
 
 
@@ -148,11 +152,11 @@ def test_a_prompt_s_prefixes_are_named_once_where_workers_are_chosen_by_them() -
         router = Router(config, CacheAware())
         frontend = Frontend(router, ByteTokenizer(), config)  # type: ignore[arg-type]
         router.connect_worker(hello("p", "prefill"), lambda _: None, lambda _: None)
-        namespace = frontend.cache_namespace("a", "tenant")
+        namespace = frontend.cache_namespace("a", "tenant", BASE)
         prompt = await frontend.tokenize(list(range(20)), namespace)
         assert prompt.identities == {4: prefix_identities(range(20), 4, namespace)}
         with pytest.raises(InvalidRequestError, match="cache_namespace must have at most"):
-            frontend.cache_namespace("a", "x" * 257)
+            frontend.cache_namespace("a", "x" * 257, BASE)
         assert (await frontend.tokenize([1] * 20)).identities == {}
         assert (await new_frontend().tokenize([1] * 20, "tenant")).identities == {}
 
@@ -166,7 +170,7 @@ def test_cache_namespaces_outlive_the_cluster_with_their_secret() -> None:
     )
     keys, names = ("first", "second"), ("", "tenant", "second")
     namespaces = [
-        [life.cache_namespace(key, name) for key in keys for name in names] for life in (one, restarted, other)
+        [life.cache_namespace(key, name, BASE) for key in keys for name in names] for life in (one, restarted, other)
     ]
     assert namespaces[0] == namespaces[1]
     assert len({*namespaces[0], *namespaces[2]}) == 2 * len(keys) * len(names)
@@ -175,6 +179,21 @@ def test_cache_namespaces_outlive_the_cluster_with_their_secret() -> None:
 
 def test_without_a_secret_cache_namespaces_are_the_cluster_s() -> None:
     one, other, restarted = (
-        new_frontend(cluster_token=token).cache_namespace("first", "") for token in ("a" * 32, "a" * 32, "b" * 32)
+        new_frontend(cluster_token=token).cache_namespace("first", "", BASE) for token in ("a" * 32, "a" * 32, "b" * 32)
     )
     assert one == other != restarted
+
+
+def test_a_model_may_be_an_adapter() -> None:
+    frontend = new_frontend(takes_adapters=True)
+    with pytest.raises(UnavailableError, match="this router has just started"):
+        frontend.served_model("sql")
+    frontend.router.adapters.merge([AdapterEntry("sql", 1, "r", make_ref("a"))])
+    model = frontend.served_model("sql")
+    assert model == ServedModel("sql", make_ref("a"))
+    with pytest.raises(UnknownModelError, match="'fake' is, and an adapter"):
+        frontend.served_model("gpt")
+    namespaces = {frontend.cache_namespace("", "tenant", one) for one in (model, BASE)}
+    assert len(namespaces) == 2
+    with pytest.raises(InvalidRequestError, match="holds a null character"):
+        frontend.cache_namespace("", "tenant\0a", BASE)
