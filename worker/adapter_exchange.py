@@ -35,7 +35,9 @@ class AdapterExchange:
 
     def greeting(self) -> list[WorkerMessage]:
         """Returns the messages to a router that has welcomed this worker. It must know the names before it can place a
-        request."""
+        request. A worker without adapters says nothing."""
+        if self._check is takes_none:
+            return []
         return [Adapters(self._book.entries()), self._places]
 
     def note_places(self, places: AdapterPlaces) -> None:

@@ -15,7 +15,7 @@ ENTRY = AdapterEntry("sql", 7, "r0", make_ref("a"))
 
 def test_a_router_that_was_away_learns_the_names_of_the_others() -> None:
     events: list[Any] = []
-    exchange = AdapterExchange(events.append)
+    exchange = AdapterExchange(events.append, make_ref)
     assert exchange.greeting() == [Adapters(()), AdapterPlaces((), ())]
     assert exchange.merge(Adapters((ENTRY,))) == [ENTRY]
     assert exchange.merge(Adapters((ENTRY,))) == []
@@ -49,6 +49,8 @@ def test_every_check_is_answered() -> None:
 
 
 def test_a_worker_without_adapters_says_so() -> None:
+    assert AdapterExchange(lambda event: None).greeting() == []
+
     async def ask() -> list[Any]:
         exchange, answers = AdapterExchange(lambda event: None), []
         exchange.check(CheckAdapter("0", "any"), answers.extend)

@@ -42,6 +42,10 @@ STATS = WorkerStats(
     num_given_back=3,
     drafted=(Drafted("ngram", 5, 18, 9),),
     num_leases_expired=4,
+    num_adapters_on_device=2,
+    num_adapters_in_host=5,
+    num_adapter_loads=7,
+    adapter_load_ns=1_500_000_000,
     shipped=(
         Shipped("shared_memory", 4, 4 * 4096, "decode-1", 1_000_000_000),
         Shipped("tcp", 2, 2 * 4096, "decode-1"),
@@ -81,6 +85,10 @@ def test_worker_exports_its_stats() -> None:
     own = {key: value for key, value in found.items() if not key[0].startswith("process_")}
     assert found[sample("process_resident_memory_bytes")] > 2**20
     assert own == {
+        sample("tandem_worker_adapters", **worker, place="device"): 2,
+        sample("tandem_worker_adapters", **worker, place="host"): 5,
+        sample("tandem_adapter_loads_total", **worker): 7,
+        sample("tandem_adapter_load_seconds_total", **worker): 1.5,
         sample("tandem_build_info", version=__version__): 1,
         sample("tandem_process_restarts_total"): 2,
         sample("tandem_decode_computed_tokens_total", **worker): 60,
