@@ -21,7 +21,7 @@ from tandem.config import (
     require_one_of,
 )
 from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
-from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, in_fields
+from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
@@ -431,7 +431,7 @@ class ClusterConfig(ClusterOptions):
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
                 "takes_adapters": bool(self.lora_root),
-                "starts_from_zero": any(bounds.low == 0 for bounds in self.bounds.values()),
+                "starts_from_zero": has_zero(self.bounds),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
             },

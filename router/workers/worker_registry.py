@@ -59,6 +59,7 @@ class WorkerRegistry:
         # Format of the first worker, binding for all later ones.
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
+        self._candidates: Candidates | None = None
         self._hosts: Counter[str] = Counter()
         self._rates: ClusterRates | None = None
         self._placement = placement
@@ -71,6 +72,8 @@ class WorkerRegistry:
         self._by_host: defaultdict[str, dict[str, Worker]] = defaultdict(dict)
         # Senders whose peers have changed since they were told, in this order.
         self._untold: dict[Worker, None] = {}
+        # Receivers whose links are no longer planned, but still needed by requests, by sender.
+        self._closing: dict[Worker, set[str]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -78,7 +81,10 @@ class WorkerRegistry:
 
     @property
     def candidates(self) -> Candidates:
-        return Candidates(self._workers, placement=self._placement, spans_hosts=len(self._hosts) > 1)
+        if self._candidates is None:
+            spans_hosts = len(self._hosts) > 1
+            self._candidates = Candidates(self._workers, placement=self._placement, spans_hosts=spans_hosts)
+        return self._candidates
 
     def serves(self, *, embeds: bool) -> bool:
         """Returns whether there are workers for a request. Args: embeds: its prompt is only embedded."""
@@ -151,6 +157,18 @@ class WorkerRegistry:
                     if not self._has_link(sender, decode):
                         self._unlink(sender, decode)
                 self._link_up(sender)
+                needed = (receiver for receiver, count in sender.handing_over.items() if count)
+                self._closing[sender] = {receiver for receiver in needed if now is not None and receiver not in now}
+
+    def close_links(self) -> None:
+        """Closes the links that are no longer planned and that no request needs any more."""
+        for sender, receivers in list(self._closing.items()):
+            needed = {name for name in receivers if sender.handing_over[name]}
+            if needed != receivers:
+                self._closing[sender] = needed
+                self._untold[sender] = None
+            if not needed:
+                del self._closing[sender]
 
     def set_leans(self, leans: Mapping[str, Lean]) -> None:
         """Also for future workers; NO_LEAN for missing ids."""
@@ -223,6 +241,7 @@ class WorkerRegistry:
         worker.lean = self._leans.get(worker.worker_id, NO_LEAN)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
+        self._candidates = None
         self._hosts[worker.host] += 1
         self._by_host[worker.host][worker.worker_id] = worker
         if self._link_plan is not None and worker.worker_id not in self._link_plan:
@@ -236,10 +255,12 @@ class WorkerRegistry:
         if self._workers.get(worker.worker_id) is worker:
             self._unlink_all(worker)
             del self._workers[worker.worker_id]
+            self._candidates = None
             self._hosts -= Counter((worker.host,))
             del self._by_host[worker.host][worker.worker_id]
             self._note_untold(worker)
             self._untold.pop(worker, None)
+            self._closing.pop(worker, None)
             if not self.stays(worker):
                 self._plan_links()
             self._update_limit()
@@ -337,8 +358,8 @@ class WorkerRegistry:
         receivers: Iterable[Worker] = self._workers.values()
         planned = self._link_plan.receivers_of(sender.worker_id) if self._link_plan is not None else None
         if planned is not None:
-            near = self._by_host[sender.host]
-            receivers = [self._workers[name] for name in sorted({*planned, *near}) if name in self._workers]
+            names = {*planned, *self._by_host[sender.host], *self._closing.get(sender, ())}
+            receivers = [self._workers[name] for name in sorted(names) if name in self._workers]
         return [worker for worker in receivers if worker.receives]
 
     def take_untold(self) -> Worker | None:
@@ -399,11 +420,13 @@ class WorkerRegistry:
             return
         if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:
             prefill.decode_workers[decode.worker_id] = decode
+            self._candidates = None
             self._num_pairs += 1
 
     def _unlink(self, prefill: Worker, decode: Worker) -> None:
         if prefill.decode_workers.get(decode.worker_id) is decode:
             del prefill.decode_workers[decode.worker_id]
+            self._candidates = None
             self._num_pairs -= 1
 
     def _update_limit(self) -> None:
