@@ -97,6 +97,7 @@ class ActiveRequest:
         if self.tracker.embeds:
             return
         self._is_decoding = True
+        self._count_handover(1)
         self._num_kv_tokens = self._num_arriving_tokens = num_tokens
         if pair.estimate is not None and pair.estimate.num_to_store is not None:
             self._num_arriving_tokens = pair.estimate.num_to_store
@@ -155,7 +156,13 @@ class ActiveRequest:
             worker.num_suspects -= self._is_under_test
         self._is_under_test = False
 
+    def _count_handover(self, difference: int) -> None:
+        if self.pair is not None and self._is_decoding and self.pair.prefill is not self.pair.decode:
+            self.pair.prefill.handing_over[self.pair.decode.worker_id] += difference
+
     def _end_start(self) -> None:
+        if self._is_starting:
+            self._count_handover(-1)
         for worker in self.workers:
             worker.num_starting -= self._is_starting
         self._is_starting = False

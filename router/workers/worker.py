@@ -1,5 +1,6 @@
 """The router's view of a worker, and pairs."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -48,6 +49,7 @@ class Worker:
         sends, receives: True if it hands over to, or takes over from, other workers.
         page_size: tokens per KV page; equal in a cluster.
         num_starting: this router's requests without a token from the decode worker.
+        handing_over: number of these requests whose pages go to another worker, by that worker's id.
         num_suspects: this router's requests that may crash workers (router/attempts.py).
         lean: kind of work that it gets first.
     """
@@ -77,6 +79,7 @@ class Worker:
     assigned_here: AssignedLoad = NOTHING
     assigned_elsewhere: AssignedLoad = NOTHING
     num_starting: int = 0
+    handing_over: Counter[str] = field(default_factory=Counter)
     num_suspects: int = 0
     lean: Lean = NO_LEAN
     forward_times: ForwardTimes = field(init=False)

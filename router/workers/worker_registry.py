@@ -71,6 +71,8 @@ class WorkerRegistry:
         self._by_host: defaultdict[str, dict[str, Worker]] = defaultdict(dict)
         # Senders whose peers have changed since they were told, in this order.
         self._untold: dict[Worker, None] = {}
+        # Receivers whose links are no longer planned, but still needed by requests, by sender.
+        self._closing: dict[Worker, set[str]] = {}
 
     @property
     def is_ready(self) -> bool:
@@ -151,6 +153,18 @@ class WorkerRegistry:
                     if not self._has_link(sender, decode):
                         self._unlink(sender, decode)
                 self._link_up(sender)
+                needed = (receiver for receiver, count in sender.handing_over.items() if count)
+                self._closing[sender] = {receiver for receiver in needed if now is not None and receiver not in now}
+
+    def close_links(self) -> None:
+        """Closes the links that are no longer planned and that no request needs any more."""
+        for sender, receivers in list(self._closing.items()):
+            needed = {name for name in receivers if sender.handing_over[name]}
+            if needed != receivers:
+                self._closing[sender] = needed
+                self._untold[sender] = None
+            if not needed:
+                del self._closing[sender]
 
     def set_leans(self, leans: Mapping[str, Lean]) -> None:
         """Also for future workers; NO_LEAN for missing ids."""
@@ -240,6 +254,7 @@ class WorkerRegistry:
             del self._by_host[worker.host][worker.worker_id]
             self._note_untold(worker)
             self._untold.pop(worker, None)
+            self._closing.pop(worker, None)
             if not self.stays(worker):
                 self._plan_links()
             self._update_limit()
@@ -337,8 +352,8 @@ class WorkerRegistry:
         receivers: Iterable[Worker] = self._workers.values()
         planned = self._link_plan.receivers_of(sender.worker_id) if self._link_plan is not None else None
         if planned is not None:
-            near = self._by_host[sender.host]
-            receivers = [self._workers[name] for name in sorted({*planned, *near}) if name in self._workers]
+            names = {*planned, *self._by_host[sender.host], *self._closing.get(sender, ())}
+            receivers = [self._workers[name] for name in sorted(names) if name in self._workers]
         return [worker for worker in receivers if worker.receives]
 
     def take_untold(self) -> Worker | None:

@@ -6,7 +6,8 @@ from tandem.hosts import host_id
 from tandem.messages import Heartbeat, LinkState, Peers, Shipped, Tokens, WorkerStats
 from tandem.router.errors import UnavailableError
 from tandem.router.router import NAMES_PER_LOOK
-from tests.fakes.router_harness import RouterHarness, run, settle
+from tandem.router.workers.link_plan import MAX_ALL, LinkPlan
+from tests.fakes.router_harness import RouterHarness, first_token, run, settle, step_tokens
 from tests.fakes.scripted_worker import ScriptedWorker
 
 
@@ -260,6 +261,32 @@ async def test_leaving_worker_keeps_its_links() -> None:
     assert len(pairs(small)) == 4
     small.router.set_workers({"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"})
     assert len(pairs(small)) == 4
+
+
+@run
+async def test_a_link_that_is_no_longer_planned_stays_until_its_requests_have_handed_over() -> None:
+    larger = planned_apart(MAX_ALL + 1)
+    planned = LinkPlan(larger).receivers_of("p0")
+    assert planned is not None
+    name = next(f"d{i}" for i in range(MAX_ALL) if f"d{i}" not in planned)
+    h = RouterHarness(0, 0, workers=planned_apart(MAX_ALL))
+    p, d = (ScriptedWorker(h.router, one, role, host=one) for one, role in (("p0", "prefill"), (name, "decode")))
+    p.link_to(name)
+
+    def told() -> set[str]:
+        h.router.check_deadlines()
+        return {peer.worker_id for peer in p.of(Peers)[-1].peers}
+
+    handed_over, aborted = h.request(), h.request()
+    await settle()
+    h.router.set_workers(larger)
+    assert pairs(h) == [] and told() == {name}, "it gets no new requests"
+    await aborted.leave()
+    assert told() == {name}
+    p.say(first_token(handed_over.tracker.request_id, 0, 0, 7))
+    assert told() == {name}, "the pages may be on their way"
+    d.say(step_tokens(handed_over.tracker.request_id, 0, 0, 7, 8))
+    assert told() == set()
 
 
 @run
