@@ -427,8 +427,9 @@ class Cluster:
 
     def _plan_change(self, job: ChangeJob, supervisor: Supervisor, members: Members, sizing: Sizing) -> Change:
         if isinstance(job, ScaleJob):
+            change = members.plan_scaling(job)
             sizing.withdraw()
-            return members.plan_scaling(job)
+            return change
         assert isinstance(job, RestartJob)
         if sizing.changes(job.process):
             raise ValueError(f"{job.process} is starting or leaving")

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tandem.lifecycle import ENDED, now_ns
 from tandem.messages import (
@@ -89,7 +90,7 @@ class Router:
         idle: set while no request is in hand.
         kept_lines: the sink of request_lines if they wait for the supervisor, else None.
         live: recent history for the live page.
-        size: numbers of processes that follow the load, as last told; None: no number does.
+        size: numbers of processes, as last told; None: they are as configured.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Router:
         self._next_probe = clock()
         self._leans_until = math.inf
         self._num_names_left = NAMES_PER_LOOK
-        self.size = ClusterSize() if config.starts_from_zero else None
+        self.size = ClusterSize(is_assumed=True) if config.starts_from_zero else None
         self.metrics = RouterMetrics(
             self.workers,
             lambda: self.num_requests,
@@ -199,6 +200,11 @@ class Router:
         return [
             name for name in self._config.routers if not running or name in running or name == self._config.router_id
         ]
+
+    @property
+    def sizes(self) -> list[dict[str, Any]]:
+        """Kinds of processes whose number follows the load, as ClusterSize.rows."""
+        return self.size.rows() if self.size is not None else []
 
     def not_ready_reason(self) -> str:
         """Returns why no request can be served now, nor once workers have been started for it, or ""."""
@@ -459,6 +465,7 @@ class Router:
             self.workers.excuse_silence(stood_still_s)
             self.stores.excuse_silence(stood_still_s)
         self._num_names_left = NAMES_PER_LOOK
+        self.workers.close_links()
         self._send_peers()
         # Also drops the load of a silent router.
         self.update_loads()

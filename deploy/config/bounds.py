@@ -47,6 +47,11 @@ class Bounds:
         return min(self.high, max(self.low, count))
 
 
+def has_zero(bounds: Mapping[SizedKind, Bounds]) -> bool:
+    """Returns whether a cluster may have no worker of a kind until a request waits for one."""
+    return any(one.low == 0 for one in bounds.values())
+
+
 def parse_count(text: str) -> int | Bounds:
     """Parses `3` or `1:8`; equal bounds are a plain number. Raises ValueError."""
     if re.fullmatch(r"-?\d+", text):

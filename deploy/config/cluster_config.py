@@ -20,7 +20,7 @@ from tandem.config import (
     require_one_of,
 )
 from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
-from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, in_fields
+from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
 from tandem.deploy.config.store_options import parse_disk, parse_size
@@ -402,7 +402,7 @@ class ClusterConfig(ClusterOptions):
                 "tls": self._tls,
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
-                "starts_from_zero": any(bounds.low == 0 for bounds in self.bounds.values()),
+                "starts_from_zero": has_zero(self.bounds),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
             },

@@ -134,7 +134,8 @@ class ChangeQueue:
         """Continues a change or begins the next.
 
         Args:
-            plan: raises ValueError or ClusterError for an impossible change.
+            plan: plans a change as if the waiting one that it replaces were withdrawn. Raises ValueError or
+                ClusterError for an impossible change; the waiting one stays then.
             may_begin: False: the job waits.
         """
         self._urgent = [change for change in self._urgent if not change.take_turn()]
@@ -156,13 +157,14 @@ class ChangeQueue:
         if self._next is None or not may_begin(self._next):
             return
         job, self._next = self._next, None
-        if self._waiting is not None and job.replaces(self._waiting.job):
-            self._waiting.withdraw("another change of the numbers of processes was requested meanwhile")
-            self._waiting = None
         try:
             self._current = plan(job)
         except (ValueError, ClusterError) as error:
             job.finish(str(error), is_usage=True)
+            return
+        if self._waiting is not None and job.replaces(self._waiting.job):
+            self._waiting.withdraw("another change of the numbers of processes was requested meanwhile")
+            self._waiting = None
 
     def give_up(self) -> None:
         for change in (self._current, self._waiting, *self._urgent):

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config import WORKER_KINDS, WorkerKind
-from tandem.deploy.config.bounds import Bounds, SizedKind, in_fields
+from tandem.deploy.config.bounds import Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.config.cluster_options import OFF, ON
+from tandem.deploy.errors import ClusterError
 from tandem.deploy.host.ports import ClusterPorts
 from tandem.deploy.nodes.node_placement import NodePlacement
 from tandem.deploy.on_ray.autoscaler import has_autoscaler
@@ -152,6 +153,10 @@ class Members:
         planned = [name for name, worker in self._processes.worker_plans.items() if worker.kind == kind]
         return planned + [name for name, other in self._reserved.items() if other == kind]
 
+    @property
+    def has_spare_routers(self) -> bool:
+        return len(self._processes.routers) < len(self._processes.router_configs)
+
     def is_evacuated(self, name: str) -> bool:
         return name in self._evacuated
 
@@ -189,7 +194,17 @@ class Members:
     # --- `tandem scale` ---
 
     def plan_scaling(self, job: ScaleJob) -> Change:
-        """Raises ValueError or ClusterError: the change is impossible."""
+        """Plans a change as if workers that await their room had been withdrawn.
+
+        Raises ValueError or ClusterError: the change is impossible.
+        """
+        reserved, self._reserved = self._reserved, {}
+        try:
+            return self._plan_scaling(job)
+        finally:
+            self._reserved = reserved
+
+    def _plan_scaling(self, job: ScaleJob) -> Change:
         counts = {kind: len(self.names(kind)) for kind in WORKER_KINDS}
         running = Counter(counts)
         bounds = dict(self.bounds)
@@ -230,6 +245,7 @@ class Members:
         def set_bounds() -> None:
             self._bounds.clear()
             self._bounds.update(bounds)
+            self._processes.set_may_be_empty(may_be_empty=has_zero(bounds))
             self._save()
 
         return Scaling(
@@ -341,12 +357,24 @@ class Members:
         new = {kind: self._kept_or_new(kind, len(self.names(kind)) + count)[-count:] for kind, count in counts.items()}
         try:
             joining = self._plans(new, 0)
-        except ValueError as error:
-            logger.error("%s: no other worker can start: %s", ", ".join(leaving), error)
+        except (ValueError, ClusterError) as error:
+            logger.error("%s: no other worker can start now: %s", ", ".join(leaving), error)
             joining = {}
+            self._keep_numbers(counts)
         # Others must not take the names.
         self.reserve(list(joining))
         return Evacuating(self, self._supervisor, self._worker_kind, joining, leaving, end)
+
+    def _keep_numbers(self, leaving: Mapping[WorkerKind, int]) -> None:
+        """Has Sizing start the missing workers of kinds with a fixed number, once there is room.
+
+        Args:
+            leaving: workers that leave without others in their place, by kind, evacuated already.
+        """
+        for kind, count in leaving.items():
+            number = count + sum(not self.is_evacuated(name) for name in self.names(kind))
+            self._bounds.setdefault(kind, Bounds(number, number))
+        self._save()
 
     def _find_node_timeout_s(self) -> float:
         config = self._basis.config

@@ -218,6 +218,11 @@ class Processes:
         self.router_configs = {name: replace(c, workers=planned) for name, c in self.router_configs.items()}
         return [actor.set_workers.remote(planned) for actor in self.running_routers().values()]
 
+    def set_may_be_empty(self, *, may_be_empty: bool) -> None:
+        """Tells routers that start later whether the cluster may have no worker until a request waits for one."""
+        configs = self.router_configs.items()
+        self.router_configs = {name: replace(c, starts_from_zero=may_be_empty) for name, c in configs}
+
     def use_keys(self, keys: tuple[str, ...]) -> None:
         """Sets the API keys of processes that start later and cannot read the key file then."""
         self.router_configs = {name: replace(c, api_keys=keys) for name, c in self.router_configs.items()}

@@ -28,7 +28,7 @@ class RolePlans:
         size: Callable[[], ClusterSize | None],
         clock: Callable[[], float],
     ) -> None:
-        """Args: planner: None: workers do not lean. size: returns None while no number follows the load."""
+        """Args: planner: None: workers do not lean. size: returns None while the numbers are as configured."""
         self._planner = planner
         self._routers = routers
         self._size = size

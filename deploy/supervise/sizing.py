@@ -29,6 +29,8 @@ RETRY_S = 5.0
 LATER_RETRY_S = 60.0
 # Failed starts in a row after which requests no longer wait.
 NUM_FAILURES = 2
+# Reason of a change for which the planner has none: a kind of a fixed number lost workers with their node.
+REPLACED = "replaced"
 NOUNS: Mapping[SizedKind, str] = {
     "any": "workers",
     "prefill": "prefill workers",
@@ -47,6 +49,10 @@ class Sized(Protocol):
     @property
     def start_s(self) -> dict[SizedKind, float]:
         """Seconds from the order of a process to its readiness, as last measured."""
+
+    @property
+    def has_spare_routers(self) -> bool:
+        """Whether there are addresses of routers that are not to run."""
 
     def names(self, kind: SizedKind) -> list[str]:
         """Returns the planned processes, those that drain included."""
@@ -150,8 +156,8 @@ class Sizing:
         self._continue()
 
     def size(self) -> ClusterSize | None:
-        """Returns the state for the routers; None: nothing follows the load."""
-        if not self._cluster.bounds:
+        """Returns the state for the routers; None: the numbers are as configured."""
+        if not self._cluster.bounds and not self._cluster.has_spare_routers:
             return None
         kinds: dict[str, KindSize] = {}
         for kind, bounds in self._cluster.bounds.items():
@@ -294,7 +300,7 @@ class Sizing:
 
     def _note(self, kind: SizedKind, difference: int, what: str) -> None:
         """Call it before the counts change. Args: what: the processes that change."""
-        reason = self._reasons[kind] = self._planner.reasons.get(kind, "")
+        reason = self._reasons[kind] = self._planner.reasons.get(kind, REPLACED)
         self._num_changes[kind, "up" if difference > 0 else "down", reason] += abs(difference)
         ready, starting, _ = self._counts(kind)
         was = ready + starting

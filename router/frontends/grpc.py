@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -166,10 +165,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 )
                 for store in router.stores
             ],
-            sizes=[
-                pb.SizeStatus(kind=kind, **asdict(size))
-                for kind, size in (router.size.kinds if router.size is not None else {}).items()
-            ],
+            sizes=[pb.SizeStatus(**row) for row in router.sizes],
         )
 
     async def _begin(

@@ -1,7 +1,8 @@
 """The numbers of a cluster's processes, as the supervisor tells them to the routers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from tandem.config import Role
 
@@ -37,17 +38,23 @@ class ClusterSize:
         num_changes: begun changes by kind, direction (`up`, `down`) and reason.
         routers: names of the routers that are to run; (): all.
         failure: why a kind without any worker cannot be started now; "": starts work.
+        is_assumed: the supervisor has said nothing yet.
     """
 
     kinds: Mapping[str, KindSize] = field(default_factory=dict)
     num_changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     routers: tuple[str, ...] = ()
     failure: str = ""
+    is_assumed: bool = False
 
     def starts_from_zero(self, role: Role) -> bool:
         """Returns whether requests may wait for the first worker of a role; True before the supervisor's first word."""
         served = (size for kind, size in self.kinds.items() if kind in (role, "both", "any"))
-        return not self.kinds or any(size.low == 0 < size.high for size in served)
+        return self.is_assumed or any(size.low == 0 < size.high for size in served)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns each kind with its numbers, in the fields of SizeStatus (inference.proto)."""
+        return [{"kind": kind, **asdict(size)} for kind, size in self.kinds.items()]
 
     @property
     def refusal(self) -> str:

@@ -50,6 +50,7 @@ def hostile_frame() -> dict[str, Any]:
     request |= dict.fromkeys(("prompt_tokens", "cached_tokens", "output_tokens"), 1) | {"path": [[MARKUP, 1.0]]}
     entry = {"number": 1, "at_s": 0.0, "kind": "worker", "subject": MARKUP, "text": MARKUP, "fault": True, "count": 2}
     entry |= {"loss": 1}
+    size = dict.fromkeys(("low", "high", "target", "ready", "starting", "leaving", "start_s"), 1)
     link = {"from": MARKUP, "to": f"{MARKUP}d", "up": False, "reason": MARKUP, "transport": MARKUP}
     return {
         "whole": True,
@@ -62,6 +63,7 @@ def hostile_frame() -> dict[str, Any]:
         "queued": 1,
         "waiting": 1,
         "routers": [{"id": "router-0", "alive": True, "requests_in_hand": 1, "queued": 1}],
+        "sizes": [size | {"kind": MARKUP, "reason": MARKUP, "no_room": MARKUP}],
         "workers": [worker | {"id": MARKUP}, decode],
         "links": [link | {"bytes": 1, "bytes_per_s": 1}],
         "points": [[1, 1.0, 1, 1, 1, 1, 1, 1, 1, 1]],
@@ -84,7 +86,7 @@ def test_server_text_is_escaped() -> None:
             "document.getElementById('journal').innerText", SOON_S, lambda text: text and MARKUP in text
         )
         assert shown.count(MARKUP) == 2
-        places = ("model", "notice", "workers", "links", "requests")
+        places = ("model", "notice", "sizes", "workers", "links", "requests")
         for place in places:
             assert MARKUP in browser.evaluate(f"document.getElementById('{place}').textContent"), place
         assert browser.evaluate("document.images.length") == 0

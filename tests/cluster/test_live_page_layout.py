@@ -132,6 +132,21 @@ def test_header_names_what_is_down(shown: tuple[Browser, list[dict[str, Any]]], 
     browser.until("document.getElementById('ready').innerText", SOON_S, lambda text: text == "Not ready")
 
 
+@pytest.mark.parametrize(("width", "is_phone"), [(1440, False), (390, True)])
+def test_numbers_that_follow_the_load(
+    shown: tuple[Browser, list[dict[str, Any]]], browser: Browser, width: int, is_phone: bool
+) -> None:
+    browser.until("document.getElementById('sizes-table').hidden", SOON_S, bool)
+    size = {"kind": "any", "low": 1, "high": 8, "target": 4, "ready": 2, "starting": 1, "leaving": 0, "start_s": 42.0}
+    row = {**size, "reason": "queue", "no_room": "other workers have not left yet"}
+    shown[1].append({**shown[1][0], "sizes": [row, {**row, "kind": "router", "reason": "", "no_room": ""}]})
+    browser.resize(width, 844 if is_phone else 1000, is_phone=is_phone)
+    browser.until("document.getElementById('sizes').innerText", SOON_S, lambda text: "No more now" in text)
+    cells = "[...document.querySelector('#sizes tr').children].map((cell) => cell.firstChild.textContent)"
+    assert browser.evaluate(cells) == ["workers", "1:8", "4", "2", "1", "0", "42.0 s", "queue"]
+    assert browser.evaluate(UNREADABLE) == []
+
+
 def test_a_loss_is_one_entry_with_its_effects(
     shown: tuple[Browser, list[dict[str, Any]]], browser: Browser, frames: list[dict[str, Any]]
 ) -> None:

@@ -32,7 +32,6 @@ TESTED_ELSEWHERE = {
     "deploy/host/guard.py": "cluster/test_guard.py",
     "deploy/supervise/capacities.py": "unit/deploy/supervise/test_role_planner.py",
     "deploy/supervise/measured_load.py": "unit/deploy/supervise/test_size_planner.py",
-    "deploy/supervise/members.py": "cluster/test_elastic.py",
     "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
     "deploy/on_ray/ray_base.py": "unit/deploy/supervise/test_room.py",
     "deploy/host/run_record.py": "unit/deploy/host/test_process_tree.py",

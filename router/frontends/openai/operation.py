@@ -87,7 +87,8 @@ def _server_info(frontend: Frontend) -> dict[str, Any]:
         "not_ready_reason": reason,
         "num_requests": router.num_requests + router.elsewhere.num_requests,
         "config": {name: getattr(config, name) for name in SHOWN},
-        "routers": list(config.routers) or [config.router_id],
+        "routers": router.router_names or [config.router_id],
+        "sizes": router.sizes,
         "workers": [
             {
                 "worker_id": worker.worker_id,

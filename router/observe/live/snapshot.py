@@ -136,6 +136,7 @@ class SnapshotBuilder:
             "requests_in_hand": router.num_requests + elsewhere.num_requests,
             "queued": router.num_queued + elsewhere.num_queued,
             "waiting": router.num_waiting,
+            "sizes": router.sizes,
             "routers": [self._router_state(name) for name in router.router_names or (config.router_id,)],
         }
 

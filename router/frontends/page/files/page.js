@@ -10,7 +10,7 @@ import { age, count, duration, milliseconds, rate, shortCount, shortDuration } f
 import { showJournal } from "./journal.js";
 import { askForKey, forgetKey, headers, storedKey } from "./key.js";
 import { events, refusal } from "./stream.js";
-import { showLinks, showRequests, showWorkers } from "./tables.js";
+import { showLinks, showRequests, showSizes, showWorkers } from "./tables.js";
 import { drawTopology } from "./topology.js";
 
 const NUM_POINTS = 300;
@@ -66,6 +66,7 @@ function show(frame) {
   showTiles(frame);
   drawTopology(byId("topology"), frame);
   showLinks(frame.links, frame.more_links, frame.workers);
+  showSizes(frame.sizes);
   showWorkers(frame.workers);
   if (frame.whole || frame.requests.length) showRequests(newestFirst(requests), frame.own_only);
   if (frame.whole || frame.journal.length) showJournal(newestFirst(journal));

@@ -36,6 +36,23 @@ function replaceIfNew(cell, signature, make) {
   cell.replaceChildren(...[make()].flat());
 }
 
+export function showSizes(sizes) {
+  byId("sizes-table").hidden = !sizes.length;
+  const make = () =>
+    row(["", "half"], ["Bounds", "half"], ["Wanted", "n"], ["Ready", "n"], ["Starting", "n"], ["Leaving", "n"], ["Start time", "n half"], ["Latest change", "half"]);
+  keepList(byId("sizes"), sizes, (size) => size.kind, make, (line, size) => {
+    const [name, bounds, wanted, ready, starting, leaving, start, change] = line.children;
+    setText(name, size.kind === "any" ? "workers" : size.kind);
+    setText(bounds, `${size.low}:${size.high}`);
+    for (const [cell, number] of [[wanted, size.target], [ready, size.ready], [starting, size.starting], [leaving, size.leaving]]) setText(cell, count(number));
+    setText(start, milliseconds(1000 * size.start_s));
+    replaceIfNew(change, `${size.reason} ${size.no_room}`, () => [
+      size.reason || "–",
+      ...(size.no_room ? [element("span", { class: "sub below bad-text" }, `No more now: ${size.no_room}`)] : []),
+    ]);
+  });
+}
+
 export function showWorkers(workers) {
   const body = byId("workers");
   if (!workers.length) return showEmpty(body, 10, "No worker has connected yet.");

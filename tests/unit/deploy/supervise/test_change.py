@@ -95,6 +95,17 @@ def test_another_request_of_its_kind_replaces_one_that_waits(changes: Changes) -
     assert "another change" in job.error
 
 
+def test_an_impossible_request_replaces_none(changes: Changes) -> None:
+    job = changes.ask("waiting")
+    changes.turn()
+    refused = changes.ask("impossible", replaces=True)
+    changes.turn(4)
+    assert refused.is_usage and not job.error
+    changes.made["waiting"].has_node = True
+    changes.turn(3)
+    assert changes.log == ["waiting 0", "waiting 1", "waiting ends"]
+
+
 def test_urgent_changes_run_beside_others_and_before_later_ones(changes: Changes) -> None:
     changes.ask("a")
     changes.turn()

@@ -10,6 +10,7 @@ from tandem.deploy.supervise.size_planner import SizePlanner, SizeReport
 from tandem.deploy.supervise.sizing import (
     LATER_RETRY_S,
     PLAN_INTERVAL_S,
+    REPLACED,
     RETRY_S,
     ROOM_INTERVAL_S,
     Sizing,
@@ -54,6 +55,7 @@ class Fake:
         self.loading: dict[str, str] = {}
         self.draining: list[str] = []
         self.room = 99
+        self.has_spare_routers = False
         self.evacuated: set[str] = set()
         self.clock, self.planner = FakeClock(), Planner()
         self.sizing = Sizing(self, self.planner, self.clock)
@@ -310,3 +312,23 @@ def test_a_start_that_is_not_needed_takes_back_its_room_at_once() -> None:
     assert reserved == ["worker-1"]
     f.turn(1)
     assert not reserved
+
+
+def test_missing_workers_of_a_fixed_number_are_started_when_there_is_room() -> None:
+    fake = Fake(Bounds(2, 2), num_ready=1)
+    fake.room = 0
+    fake.turn()
+    assert fake.size().kinds["any"].no_room == "no room for more workers" and fake.counts() == (1, 0, 0)
+    fake.room = 1
+    fake.turn(seconds=ROOM_INTERVAL_S)
+    size = fake.size()
+    assert fake.counts() == (1, 1, 0) and (size.kinds["any"].reason, size.kinds["any"].no_room) == (REPLACED, "")
+    assert size.num_changes == {("any", "up", REPLACED): 1}
+
+
+def test_routers_that_are_not_to_run_are_told_although_no_number_follows_the_load() -> None:
+    fake = Fake(kind="router")
+    fake.bounds = {}
+    assert fake.sizing.size() is None
+    fake.has_spare_routers = True
+    assert fake.size() == ClusterSize(routers=("router-0",))

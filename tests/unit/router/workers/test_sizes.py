@@ -31,6 +31,7 @@ def test_a_router_without_workers_is_ready_if_they_are_started_for_requests() ->
     assert RouterHarness(0, 0).router.not_ready_reason() == NO_WORKER
     assert RouterHarness(0, 0, starts_from_zero=True).router.not_ready_reason() == "", "before the supervisor's word"
     assert harness().router.not_ready_reason() == ""
+    assert harness(ClusterSize(routers=("router-0",))).router.not_ready_reason() == NO_WORKER, "all numbers are fixed"
     one_kind = ClusterSize({"decode": NOBODY})
     assert harness(one_kind).router.not_ready_reason() == NO_WORKER, "nobody starts the other kind"
     lost = ClusterSize({"any": replace(NOBODY, low=1)})

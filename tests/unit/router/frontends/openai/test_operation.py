@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from dataclasses import asdict
 
 from tandem import __version__
 from tandem.messages import PROTOCOL_VERSION, CacheWasReset, ResetCache, StoreJoin
 from tandem.router.frontends.openai.operation import SHOWN
+from tandem.router.workers.sizes import ClusterSize, KindSize
 from tandem.router.workers.store_registry import RESET_LIMIT_S
 from tests.fakes.http_cluster import KEYS, HttpCluster
 from tests.fakes.http_requests import HttpAnswer, http_request
@@ -46,6 +48,16 @@ async def test_the_server_tells_no_secrets() -> None:
     assert [(w["worker_id"], w["role"]) for w in answer["workers"]] == [("p", "prefill"), ("d", "decode")]
     assert set(answer["config"]) == set(SHOWN)
     assert not any(secret in json.dumps(answer) for secret in SECRETS)
+
+
+@run
+async def test_numbers_that_follow_the_load_and_the_routers_that_run() -> None:
+    cluster = HttpCluster([1])
+    assert (await ask(cluster, "GET", "/server_info")).json["sizes"] == []
+    size = KindSize(1, 8, target=3, ready=1, starting=2, leaving=0, start_s=40.0, reason="queue")
+    cluster.routers[0].router.exchange_leans({}, ClusterSize({"any": size}, routers=("r1",)))
+    answer = (await ask(cluster, "GET", "/server_info")).json
+    assert answer["sizes"] == [{"kind": "any", **asdict(size)}]
 
 
 @run
