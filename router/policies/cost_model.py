@@ -4,7 +4,7 @@ A cost of 1 is one request that takes exactly as long as its objective allows, f
 tokens. Time beyond the objective counts LATE times. The cost includes the cost to the worker's other requests.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tandem.messages import ForwardTimes
@@ -57,7 +57,7 @@ class CostLine(NamedTuple):
     extra_slope: float
 
     def at(self, amount: float) -> float:
-        return line_costs((self,), (amount,))[0]
+        return late(self.due + self.due_slope * amount) + self.extra + self.extra_slope * amount
 
 
 def state_of(worker: Worker) -> tuple[Load, Speed]:
@@ -73,42 +73,19 @@ def state_of(worker: Worker) -> tuple[Load, Speed]:
     return load, Speed(worker.forward_times, worker.rates.mean_output_tokens)
 
 
-def line_costs(lines: Iterable[CostLine], amounts: Iterable[float]) -> list[float]:
-    """`late` is inlined because one choice evaluates hundreds of lines."""
-    more = LATE - 1.0
-    return [
-        (share if (share := due + due_slope * amount) <= 1.0 else LATE * share - more) + extra + extra_slope * amount
-        for (due, due_slope, extra, extra_slope), amount in zip(lines, amounts, strict=True)
-    ]
-
-
 def late(share: float) -> float:
     """Returns the cost of a share of an objective."""
     return share if share <= 1.0 else LATE * share - (LATE - 1.0)
 
 
-def compute_times(
-    token_times: Iterable[tuple[float, float]], nums_to_compute: Iterable[int], num_tokens: int
-) -> list[float]:
-    """Returns the seconds in which each worker computes its last tokens of a prompt, without a forward pass's fixed
-    time.
-
-    Args:
-        token_times: seconds per prompt token and per attended token, for each worker.
-    """
-    return [
-        num * (token_s + attended_s * (num_tokens - 0.5 * num))
-        for (token_s, attended_s), num in zip(token_times, nums_to_compute, strict=True)
-    ]
-
-
 def compute_s(speed: Speed, num_to_compute: int, num_tokens: int) -> float:
+    """Returns the seconds to compute the last tokens of a prompt, without a forward pass's fixed time."""
     times = speed.times
-    return compute_times([(times.prompt_token_s, times.attended_token_s)], [num_to_compute], num_tokens)[0]
+    return num_to_compute * (times.prompt_token_s + times.attended_token_s * (num_tokens - 0.5 * num_to_compute))
 
 
 def prefill_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
-    """Cost of a prompt by the seconds of `compute_times`."""
+    """Cost of a prompt by the seconds of `compute_s`."""
     ttft_s = objectives.ttft_s
     return CostLine(
         due=(_queue_s(load, speed) + speed.times.prefill_s) / ttft_s,

@@ -2,102 +2,21 @@
 
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from tandem.router.policies import cost_model
 from tandem.router.policies.base import RoutingRequest
-from tandem.router.policies.cost_model import CostLine
 from tandem.router.policies.loads import LoadOption
+from tandem.router.policies.pair_search import PairSearch
 from tandem.router.policies.prefix_policy import PrefixPolicy
+from tandem.router.policies.worker_costs import Floats, WorkerCosts
 from tandem.router.workers.candidates import Candidates
 from tandem.router.workers.distance import DISTANCES
-from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
+from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.worker import Estimate, Pair, Worker
-
-# Upper bound of a worker's random tie cost, drawn again when its load changes. Routers see each other's choices late
-# and must not all take the same worker.
-TIE_COST = 1e-3
-_NO_COST = CostLine(0.0, 0.0, 0.0, 0.0)
-
-
-class _WorkerCosts:
-    """Cost lines of workers; `update` recomputes those whose load has changed.
-
-    Attributes:
-        prefills, decodes: cost lines with a random tie cost.
-        token_times: seconds per prompt token and per attended token.
-        rooms: free tokens of the pools.
-    """
-
-    def __init__(self, random: random.Random) -> None:
-        self.workers: list[Worker] = []
-        self.prefills: list[CostLine] = []
-        self.decodes: list[CostLine] = []
-        self.token_times: list[tuple[float, float]] = []
-        self.rooms: list[int] = []
-        self._load_numbers: list[int] = []
-        self._objectives = DEFAULT_OBJECTIVES
-        self._random = random
-
-    def update(self, workers: list[Worker], objectives: Objectives) -> None:
-        if workers != self.workers or objectives != self._objectives:
-            self.workers, self._objectives = workers, objectives
-            count = len(workers)
-            self._load_numbers = [-1] * count
-            self.prefills, self.decodes = [_NO_COST] * count, [_NO_COST] * count
-            self.token_times, self.rooms = [(0.0, 0.0)] * count, [0] * count
-        known = self._load_numbers
-        for i in [
-            i for i, (worker, number) in enumerate(zip(workers, known, strict=True)) if worker.load_number != number
-        ]:
-            known[i] = workers[i].load_number
-            self._compute(i, workers[i])
-
-    def prefill_costs(self, cached: Mapping[Worker, int], num_tokens: int) -> dict[Worker, float]:
-        nums = [num_tokens - cached[worker] if worker in cached else num_tokens for worker in self.workers]
-        seconds = cost_model.compute_times(self.token_times, nums, num_tokens)
-        return dict(zip(self.workers, cost_model.line_costs(self.prefills, seconds), strict=True))
-
-    def load_costs(self, options: Sequence[tuple[Worker, int, float]], num_tokens: int) -> list[float]:
-        """Returns the cost of each option: worker, leading tokens that need no computing, seconds to load."""
-        places = {worker: place for place, worker in enumerate(self.workers)}
-        times = [self.token_times[places[worker]] for worker, _, _ in options]
-        seconds = cost_model.compute_times(times, [num_tokens - ready for _, ready, _ in options], num_tokens)
-        lines = [
-            cost_model.loaded_prefill_line(
-                self.prefills[places[worker]],
-                worker.num_pending_tokens * worker.forward_times.prompt_token_s,
-                load_s,
-                self._objectives,
-            )
-            for worker, _, load_s in options
-        ]
-        return cost_model.line_costs(lines, seconds)
-
-    def decode_costs(self, expected: Mapping[Worker, int], num_tokens: int) -> list[float]:
-        """Returns the cost at each worker without a handover.
-
-        Args:
-            expected: tokens cached or arriving.
-        """
-        costs = cost_model.line_costs(self.decodes, [num_tokens] * len(self.decodes))
-        if min(self.rooms, default=0) < num_tokens:
-            for i, (worker, room) in enumerate(zip(self.workers, self.rooms, strict=True)):
-                num_to_store = num_tokens - expected.get(worker, 0)
-                if room < num_to_store:
-                    costs[i] += cost_model.memory_cost(*cost_model.state_of(worker), self._objectives, num_to_store)
-        return costs
-
-    def _compute(self, i: int, worker: Worker) -> None:
-        load, speed = cost_model.state_of(worker)
-        chance = self._random.random
-        prefill = cost_model.prefill_line(load, speed, self._objectives)
-        decode = cost_model.decode_line(load, speed, self._objectives)
-        self.prefills[i] = prefill._replace(extra=TIE_COST * chance())
-        self.decodes[i] = decode._replace(extra=decode.extra + TIE_COST * chance())
-        self.token_times[i] = speed.times.prompt_token_s, speed.times.attended_token_s
-        self.rooms[i] = cost_model.num_free_tokens(load)
 
 
 class LeastCost(PrefixPolicy):
@@ -105,65 +24,71 @@ class LeastCost(PrefixPolicy):
 
     def __init__(self, seed: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        chance = random.Random(seed)
-        self._prefills, self._decodes = _WorkerCosts(chance), _WorkerCosts(chance)
+        self._costs = WorkerCosts(random.Random(seed))
+        self._roles = _Roles([], [], [], spans_hosts=False)
 
     def choose(self, candidates: Candidates, request: RoutingRequest) -> Pair:
         num_tokens, objectives = len(request.token_ids), request.objectives
-        alone, senders, receivers = candidates.alone(), candidates.senders(), candidates.receivers()
-        prefills, decodes = _union(alone, senders), _union(alone, receivers)
-        are_equal = prefills == decodes
-        cached, expected = self.num_cached(prefills if are_equal else [*prefills, *decodes], request)
-        of_prefills, of_decodes = self._prefills, self._prefills if are_equal else self._decodes
-        of_prefills.update(prefills, objectives)
-        of_decodes.update(decodes, objectives)
-        prefill_costs = of_prefills.prefill_costs(cached, num_tokens)
-        plan = self._plan_loads(prefill_costs, self.load_options(prefills, request, cached), cached, request)
-        decode_costs = of_decodes.decode_costs(expected, num_tokens)
+        roles = self._roles_of(candidates)
+        cached, expected = self.num_cached(roles.workers, request)
+        costs = self._costs
+        costs.update(roles.workers, objectives)
+        ready, arriving = costs.of(cached), costs.of(expected)
+        prefill_costs, decode_costs = costs.prefill(ready, num_tokens), costs.decode(arriving, num_tokens)
+        options = self.load_options(roles.prefills, request, cached)
+        ready, seconds = self._plan_loads(prefill_costs, ready, options, num_tokens)
+        plan = _LoadPlan(costs.places, ready, seconds)
 
-        distances = DISTANCES if candidates.spans_hosts else DISTANCES[:1]
-        receiver_costs = [
-            _receiver_costs(receivers, decodes, decode_costs, expected, num_tokens, objectives, distance)
-            for distance in distances
-        ]
-        sender_costs = prefill_costs if senders == prefills else {worker: prefill_costs[worker] for worker in senders}
-        apart = candidates.least_apart(sender_costs, *receiver_costs)
-
-        local_costs = dict(zip(decodes, decode_costs, strict=True)) if alone else {}
-        alone_costs = {worker: prefill_costs[worker] + local_costs[worker] for worker in alone}
-        here = min(alone_costs, key=alone_costs.__getitem__, default=None)
-        together = None if here is None else Pair(here, here)
+        apart = together = None
+        apart_cost = alone_cost = 0.0
+        if roles.alone:
+            alone_costs = (prefill_costs + decode_costs)[roles.alone_at]
+            number = int(alone_costs.argmin())
+            together, alone_cost = Pair(roles.alone[number], roles.alone[number]), float(alone_costs[number])
+        if roles.senders and roles.receivers:
+            after = _after_handover(roles, decode_costs, arriving, num_tokens, objectives)
+            found = roles.search.least(candidates.links_of, prefill_costs[roles.senders_at], after)
+            if found is not None:
+                sender, receiver, apart_cost = found
+                apart = Pair(roles.senders[sender], roles.receivers[receiver])
 
         chosen, other = apart or together, None
         assert chosen is not None, "there is no candidate"
-        if here is not None and apart is not None and together is not None:
-            apart_cost = prefill_costs[apart.prefill] + receiver_costs[apart.distance or 0][apart.decode]
-            chosen, other = (apart, together) if apart_cost < alone_costs[here] else (together, apart)
-        estimate = self._estimate(chosen, other, plan, expected, prefills, num_tokens, objectives)
+        if apart is not None and together is not None:
+            chosen, other = (apart, together) if apart_cost < alone_cost else (together, apart)
+        estimate = self._estimate(chosen, other, plan, expected, roles, num_tokens, objectives)
         return Pair(chosen.prefill, chosen.decode, estimate)
 
+    def _roles_of(self, candidates: Candidates) -> "_Roles":
+        now = candidates.alone(), candidates.senders(), candidates.receivers()
+        known = self._roles
+        if now != (known.alone, known.senders, known.receivers) or candidates.spans_hosts != known.spans_hosts:
+            self._roles = _Roles(*now, spans_hosts=candidates.spans_hosts)
+        return self._roles
+
     def _plan_loads(
-        self,
-        costs: dict[Worker, float],
-        options: Mapping[Worker, Sequence[LoadOption]],
-        cached: Mapping[Worker, int],
-        request: RoutingRequest,
-    ) -> "_LoadPlan":
+        self, costs: Floats, ready: Floats, options: Mapping[Worker, Sequence[LoadOption]], num_tokens: int
+    ) -> tuple[Floats, dict[Worker, float]]:
         """Takes the cheapest option of each worker, and lowers its cost to it.
 
         Args:
             costs: of the prompt at each worker without loading.
+            ready: leading tokens that a worker has cached.
+
+        Returns:
+            Ready tokens with those to be loaded, and the times to load.
         """
-        if not options:
-            return _LoadPlan(cached, {})
-        num_tokens = len(request.token_ids)
+        seconds: dict[Worker, float] = {}
         tried = [(worker, num_ready, load_s) for worker, own in options.items() for num_ready, load_s in own]
-        option_costs = self._prefills.load_costs(tried, num_tokens)
-        ready, seconds = dict(cached), {}
+        if not tried:
+            return ready, seconds
+        ready = ready.copy()
+        option_costs = self._costs.loaded(tried, num_tokens).tolist()
         for (worker, num_ready, load_s), cost in zip(tried, option_costs, strict=True):
-            if cost < costs[worker]:
-                costs[worker], ready[worker], seconds[worker] = cost, num_ready, load_s
-        return _LoadPlan(ready, seconds)
+            place = self._costs.places[worker]
+            if cost < costs[place]:
+                costs[place], ready[place], seconds[worker] = cost, num_ready, load_s
+        return ready, seconds
 
     def _estimate(
         self,
@@ -171,16 +96,12 @@ class LeastCost(PrefixPolicy):
         other: Pair | None,
         plan: "_LoadPlan",
         expected: Mapping[Worker, int],
-        prefills: Collection[Worker],
+        roles: "_Roles",
         num_tokens: int,
         objectives: Objectives,
     ) -> Estimate:
-        """
-        Args:
-            other: best pair of the other placement.
-            prefills: workers that could compute the prompt.
-        """
-        num_to_compute = num_tokens - plan.ready.get(pair.prefill, 0)
+        """Args: other: best pair of the other placement."""
+        num_to_compute = num_tokens - plan.num_ready(pair.prefill)
         reason = "only"
         if other is not None:
             own, others = (_cost_parts(p, plan, expected, num_tokens, objectives) for p in (pair, other))
@@ -192,28 +113,53 @@ class LeastCost(PrefixPolicy):
             cost_model.ttft_s(*cost_model.state_of(pair.prefill), num_to_compute, num_tokens, load_s),
             cost_model.itl_s(*cost_model.state_of(pair.decode), num_tokens),
             num_tokens - expected.get(pair.decode, 0),
-            num_tokens - _usually_cached(plan.ready, prefills),
+            num_tokens - _usually(plan.ready[roles.prefills_at]),
         )
 
 
 class _LoadPlan(NamedTuple):
     """
     Attributes:
-        ready: leading tokens that need no computing, cached or to be loaded.
-        seconds: time to load.
+        places: index of each worker.
+        ready: their leading tokens that need no computing, cached or to be loaded.
+        seconds: time to load; workers that load nothing are missing.
     """
 
-    ready: Mapping[Worker, int]
+    places: Mapping[Worker, int]
+    ready: Floats
     seconds: Mapping[Worker, float]
 
+    def num_ready(self, worker: Worker) -> int:
+        return int(self.ready[self.places[worker]])
 
-def _usually_cached(cached: Mapping[Worker, int], workers: Collection[Worker]) -> int:
-    """Returns the cached tokens that at least half of the workers do not exceed."""
-    if 2 * len(cached) <= len(workers):
-        return 0
-    having = sorted(cached[worker] for worker in workers if worker in cached)
-    index = len(having) - 1 - len(workers) // 2
-    return having[index] if index >= 0 else 0
+
+class _Roles:
+    """The workers of a choice by their possible parts, which change only with workers and links.
+
+    Attributes:
+        workers: all of them, in the order of the costs.
+        prefills: workers that may compute the prompt.
+        alone_at, senders_at, receivers_at, prefills_at: places among `workers`.
+    """
+
+    def __init__(
+        self, alone: list[Worker], senders: list[Worker], receivers: list[Worker], *, spans_hosts: bool
+    ) -> None:
+        self.alone, self.senders, self.receivers, self.spans_hosts = alone, senders, receivers, spans_hosts
+        self.prefills = _union(alone, senders)
+        self.workers = _union(self.prefills, receivers)
+        places = {worker: place for place, worker in enumerate(self.workers)}
+        self.alone_at, self.senders_at, self.receivers_at, self.prefills_at = (
+            np.array([places[worker] for worker in some], np.intp)
+            for some in (alone, senders, receivers, self.prefills)
+        )
+        self.search = PairSearch(senders, receivers, spans_hosts=spans_hosts)
+
+
+def _usually(ready: Floats) -> int:
+    """Returns the ready tokens that at least half of the workers do not exceed."""
+    middle = len(ready) - 1 - len(ready) // 2
+    return int(np.partition(ready, middle)[middle])
 
 
 def _cost_parts(
@@ -221,7 +167,7 @@ def _cost_parts(
 ) -> dict[str, float]:
     prefill, decode, distance = pair.prefill, pair.decode, pair.distance
     num_to_store = num_tokens - expected.get(decode, 0)
-    num_to_compute = num_tokens - plan.ready.get(prefill, 0)
+    num_to_compute = num_tokens - plan.num_ready(prefill)
     load_s = plan.seconds.get(prefill, 0.0)
     parts = cost_model.prompt_parts(*cost_model.state_of(prefill), objectives, num_to_compute, num_tokens, load_s)
     decode_parts = cost_model.decode_parts(*cost_model.state_of(decode), objectives, num_tokens, num_to_store)
@@ -234,30 +180,20 @@ def _cost_parts(
     return parts
 
 
-def _receiver_costs(
-    receivers: list[Worker],
-    decodes: list[Worker],
-    decode_costs: Sequence[float],
-    expected: Mapping[Worker, int],
-    num_tokens: int,
-    objectives: Objectives,
-    distance: int,
-) -> dict[Worker, float]:
-    """Returns the cost at each receiver after a handover.
+def _after_handover(
+    roles: _Roles, decode_costs: Floats, arriving: Floats, num_tokens: int, objectives: Objectives
+) -> list[Floats]:
+    """Returns the cost at each receiver after a handover, for each distance.
 
     Args:
-        decodes, decode_costs: workers, all receivers among them, and their costs without a handover.
+        decode_costs: at each worker without a handover.
+        arriving: each worker's tokens that need no shipping.
     """
-    if not receivers:
-        return {}
+    own_costs, own_tokens = decode_costs[roles.receivers_at], arriving[roles.receivers_at]
+    distances = DISTANCES if roles.spans_hosts else DISTANCES[:1]
     # All workers of a cluster share their rates and page size.
-    fixed, each = _handover_line(receivers[0], objectives, distance)
-    whole = fixed + each * num_tokens
-    costs = dict(zip(decodes, [cost + whole for cost in decode_costs], strict=True))
-    for worker, num_expected in expected.items():
-        if worker in costs:
-            costs[worker] -= each * num_expected
-    return costs if receivers == decodes else {worker: costs[worker] for worker in receivers}
+    lines = [_handover_line(roles.receivers[0], objectives, distance) for distance in distances]
+    return [own_costs + (fixed + each * num_tokens) - each * own_tokens for fixed, each in lines]
 
 
 def _handover_line(decode: Worker, objectives: Objectives, distance: int) -> tuple[float, float]:

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter
 
 from tandem.prefix import prefix_identities
 from tandem.router.policies.base import AttemptFailure, RequestEnd, RoutingPolicy, RoutingRequest
 from tandem.router.policies.loads import LoadOption, load_options
 from tandem.router.policies.under_way import NOTHING, PrefixesUnderWay
 from tandem.router.workers.worker import Pair, Worker
+
+_page_size_of, _identities_of = attrgetter("page_size"), attrgetter("prefixes.identities")
 
 
 class PrefixPolicy(RoutingPolicy):
@@ -38,13 +41,16 @@ class PrefixPolicy(RoutingPolicy):
         token_ids = request.token_ids
         cached: dict[Worker, int] = {}
         expected: dict[Worker, int] = {}
-        for size in {worker.page_size for worker in workers}:
+        sizes = set(map(_page_size_of, workers))
+        for size in sizes:
             identities = prefixes.identities(token_ids, size)
             if not identities:
                 continue
             # A worker without the first page has no other page. This filter runs over every worker at every choice.
             first = identities[0]
-            having = [w for w in workers if first in w.prefixes.identities and w.page_size == size]
+            having = [w for w, known in zip(workers, map(_identities_of, workers), strict=True) if first in known]
+            if len(sizes) > 1:
+                having = [w for w in having if w.page_size == size]
             having += [w for w, pages in computing.items() if first in pages and w.page_size == size]
             search = _Search(identities, self._usual)
             for worker, num_pages in search.all_known(having, computing):

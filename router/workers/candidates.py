@@ -16,7 +16,7 @@ WorkerCost = Callable[[Worker], float]
 
 
 class Candidates(Sequence[Pair]):
-    """A live view of all pairs, prefill workers in order of joining; valid while `choose` runs.
+    """A view of all pairs, prefill workers in order of joining; valid until workers or links change.
 
     `in` takes constant time, iteration time proportional to the number of pairs, everything else time proportional to
     the number of workers.
@@ -40,6 +40,9 @@ class Candidates(Sequence[Pair]):
         self._may_serve = may_serve
         self._only = _only(workers, placement)
         self.spans_hosts = spans_hosts
+        self._alone: list[Worker] | None = None
+        self._senders: list[Worker] | None = None
+        self._receivers: list[Worker] | None = None
 
     def among(self, may_serve: Callable[[Worker], bool]) -> "Candidates":
         return Candidates(self._workers, may_serve, self._only or AUTO, spans_hosts=self.spans_hosts)
@@ -67,19 +70,27 @@ class Candidates(Sequence[Pair]):
         return [worker for worker in decode_workers if (worker is prefill) == (placement == AGGREGATED)]
 
     def alone(self) -> list[Worker]:
-        if self._only == DISAGGREGATED:
-            return []
-        return self._open([w for w in self._workers.values() if w.role == "both" and w.decode_workers])
+        if self._alone is None:
+            alone = [w for w in self._workers.values() if w.role == "both" and w.decode_workers]
+            self._alone = [] if self._only == DISAGGREGATED else self._open(alone)
+        return self._alone
 
     def senders(self) -> list[Worker]:
         """Some may have no open decode worker."""
-        if self._only == AGGREGATED:
-            return []
-        return self._open([w for w in self._workers.values() if w.sends and w.decode_workers])
+        if self._senders is None:
+            senders = [w for w in self._workers.values() if w.sends and w.decode_workers]
+            self._senders = [] if self._only == AGGREGATED else self._open(senders)
+        return self._senders
 
     def receivers(self) -> list[Worker]:
         """Some may have no open prefill worker."""
-        return self._open([w for w in self._workers.values() if w.receives])
+        if self._receivers is None:
+            self._receivers = self._open([w for w in self._workers.values() if w.receives])
+        return self._receivers
+
+    def links_of(self, sender: Worker) -> Mapping[str, Worker]:
+        """Returns the workers linked to a sender by id, open or not; in role `both` also itself."""
+        return sender.decode_workers
 
     def least(
         self,
@@ -259,6 +270,9 @@ class PinnedCandidate(Candidates):
 
     def receivers(self) -> list[Worker]:
         return [self._pair.decode]
+
+    def links_of(self, sender: Worker) -> Mapping[str, Worker]:
+        return {self._pair.decode.worker_id: self._pair.decode}
 
     def least_apart(self, senders: Mapping[Worker, float], *receivers: Mapping[Worker, float]) -> Pair | None:
         return self._pair

@@ -59,6 +59,7 @@ class WorkerRegistry:
         # Format of the first worker, binding for all later ones.
         self._page_format: PageFormat | None = None
         self._num_pairs = 0
+        self._candidates: Candidates | None = None
         self._hosts: Counter[str] = Counter()
         self._rates: ClusterRates | None = None
         self._placement = placement
@@ -80,7 +81,10 @@ class WorkerRegistry:
 
     @property
     def candidates(self) -> Candidates:
-        return Candidates(self._workers, placement=self._placement, spans_hosts=len(self._hosts) > 1)
+        if self._candidates is None:
+            spans_hosts = len(self._hosts) > 1
+            self._candidates = Candidates(self._workers, placement=self._placement, spans_hosts=spans_hosts)
+        return self._candidates
 
     def serves(self, *, embeds: bool) -> bool:
         """Returns whether there are workers for a request. Args: embeds: its prompt is only embedded."""
@@ -237,6 +241,7 @@ class WorkerRegistry:
         worker.lean = self._leans.get(worker.worker_id, NO_LEAN)
         self._page_format = hello.page_format
         self._workers[hello.worker_id] = worker
+        self._candidates = None
         self._hosts[worker.host] += 1
         self._by_host[worker.host][worker.worker_id] = worker
         if self._link_plan is not None and worker.worker_id not in self._link_plan:
@@ -250,6 +255,7 @@ class WorkerRegistry:
         if self._workers.get(worker.worker_id) is worker:
             self._unlink_all(worker)
             del self._workers[worker.worker_id]
+            self._candidates = None
             self._hosts -= Counter((worker.host,))
             del self._by_host[worker.host][worker.worker_id]
             self._note_untold(worker)
@@ -414,11 +420,13 @@ class WorkerRegistry:
             return
         if self._workers.get(prefill.worker_id) is prefill and decode.worker_id not in prefill.decode_workers:
             prefill.decode_workers[decode.worker_id] = decode
+            self._candidates = None
             self._num_pairs += 1
 
     def _unlink(self, prefill: Worker, decode: Worker) -> None:
         if prefill.decode_workers.get(decode.worker_id) is decode:
             del prefill.decode_workers[decode.worker_id]
+            self._candidates = None
             self._num_pairs -= 1
 
     def _update_limit(self) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from tandem.messages import PROTOCOL_VERSION, CachedPrefixes, ForwardTimes, StoreJoin, WorkerStats
 from tandem.prefix import prefix_identities
-from tandem.router.policies.least_cost import TIE_COST, LeastCost
-from tandem.router.workers.candidates import Candidates
+from tandem.router.policies.least_cost import LeastCost
+from tandem.router.policies.worker_costs import TIE_COST
+from tandem.router.workers.candidates import Candidates, PinnedCandidate
 from tandem.router.workers.leans import LEANS, Lean
 from tandem.router.workers.objectives import Objectives
 from tandem.router.workers.placement import DISAGGREGATED
@@ -400,3 +401,11 @@ def test_a_stored_prefix_draws_a_prompt_to_its_node() -> None:
         worker.take_stats(WorkerStats(load_token_s=(1.0, 0.0, 0.0)))
     estimate = served.would_choose(prompt).estimate
     assert estimate is not None and estimate.num_to_compute == 400
+
+
+def test_the_given_pair_of_a_move_is_chosen_without_a_link() -> None:
+    workers, _ = equals(2)
+    for worker in workers:
+        worker.decode_workers.clear()
+    pair = LeastCost(seed=1).choose(PinnedCandidate(Pair(*workers)), routing_request(range(100)))
+    assert (pair.prefill, pair.decode) == (workers[0], workers[1])
