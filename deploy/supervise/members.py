@@ -219,8 +219,8 @@ class Members:
                 counts[kind] = wanted.clamp(counts[kind]) if isinstance(wanted, Bounds) else wanted
         most = {kind: bounds[kind].high if kind in bounds else count for kind, count in counts.items()}
         check_kinds(running, most)
-        # Checks the counts and bounds together.
-        self._config(counts, bounds)
+        # Checks the counts and bounds together. Lost workers may lack room, so fewer than the lower bound may run.
+        self._config({kind: bounds[kind].clamp(n) if kind in bounds else n for kind, n in counts.items()}, bounds)
         wanted_names = {kind: self._kept_or_new(kind, count) for kind, count in counts.items()}
         kept = {name for names in wanted_names.values() for name in names}
         leaving = [name for name in self._processes.worker_plans if name not in kept]

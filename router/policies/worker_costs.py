@@ -55,6 +55,14 @@ class WorkerCosts:
         self._objectives = DEFAULT_OBJECTIVES
         self._set_workers([])
 
+    def _set_workers(self, workers: list[Worker]) -> None:
+        count = len(workers)
+        self._workers = workers
+        self.places = {worker: place for place, worker in enumerate(workers)}
+        self._load_numbers: list[int] = [-1] * count
+        self._times: list[ForwardTimes | None] = [None] * count
+        self._speeds, self._lines = np.empty((NUM_SPEEDS, count)), np.empty((NUM_LINES, count))
+
     def update(self, workers: list[Worker], objectives: Objectives) -> None:
         if workers != self._workers or objectives != self._objectives:
             self._objectives = objectives
@@ -63,14 +71,6 @@ class WorkerCosts:
         self._load_numbers = list(map(_load_number_of, workers))
         if changed := [i for i, (was, now) in enumerate(zip(known, self._load_numbers, strict=True)) if was != now]:
             self._compute(changed, [workers[i] for i in changed])
-
-    def _set_workers(self, workers: list[Worker]) -> None:
-        count = len(workers)
-        self._workers = workers
-        self.places = {worker: place for place, worker in enumerate(workers)}
-        self._load_numbers: list[int] = [-1] * count
-        self._times: list[ForwardTimes | None] = [None] * count
-        self._speeds, self._lines = np.empty((NUM_SPEEDS, count)), np.empty((NUM_LINES, count))
 
     def _compute(self, changed: list[int], workers: list[Worker]) -> None:
         times = self._times

@@ -58,6 +58,15 @@ def test_a_fixed_number_is_kept_when_a_node_goes_and_no_other_worker_can_start(c
     assert cluster.members.bounds == {"any": Bounds(2, 2)}
 
 
+def test_routers_are_scaled_while_workers_are_missing(cluster: Cluster) -> None:
+    cluster.refusal = "no memory"
+    cluster.members.evacuate({"worker-1": 100.0})
+    cluster.members.remove_workers(["worker-1"])
+    cluster.refusal = ""
+    assert cluster.members.plan_scaling(ScaleJob({"router": 2})).take_turn()
+    assert cluster.members.bounds == {"any": Bounds(2, 2)} and cluster.members.names("any") == ["worker-0"]
+
+
 def test_with_others_in_their_place_nothing_is_missing(cluster: Cluster) -> None:
     assert len(cluster.members.evacuate({"worker-1": 100.0})) == 1
     assert cluster.members.bounds == {} and cluster.members.names("any") == ["worker-0", "worker-1", "worker-2"]
