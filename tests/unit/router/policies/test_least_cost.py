@@ -407,5 +407,5 @@ def test_the_given_pair_of_a_move_is_chosen_without_a_link() -> None:
     workers, _ = equals(2)
     for worker in workers:
         worker.decode_workers.clear()
-    pair = LeastCost(seed=1).choose(PinnedCandidate(Pair(*workers)), routing_request(range(100)))
+    pair = LeastCost(seed=1).choose(PinnedCandidate(Pair(workers[0], workers[1])), routing_request(range(100)))
     assert (pair.prefill, pair.decode) == (workers[0], workers[1])
