@@ -19,7 +19,7 @@ def test_every_flag_is_documented_with_its_default_and_its_choices() -> None:
     defaults = {f.name: f.default for f in fields(ClusterConfig)}
     for option in SERVE_OPTIONS:
         ((default, meaning),) = re.findall(
-            rf"^\| `--{option.name}(?: [A-Z.:a-z]+)?` \| (.*?) \| (.*) \|$", text, flags=re.MULTILINE
+            rf"^\| `--{option.name}(?: [A-Z.:=a-z]+)?` \| (.*?) \| (.*) \|$", text, flags=re.MULTILINE
         )
         value = defaults.get(option.field)
         if isinstance(value, bool):
