@@ -7,7 +7,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from tandem.printable import printable
-from tandem.v1 import adapters_pb2
 from tandem.v1 import inference_pb2 as pb
 
 # More linked workers are counted.
@@ -110,11 +109,11 @@ def _noun(size: pb.SizeStatus) -> str:
     return "workers" if size.kind == "any" else size.kind
 
 
-def print_adapters(adapters: Iterable[adapters_pb2.LoadedAdapter]) -> None:
+def print_adapters(adapters: Iterable[pb.LoadedAdapter]) -> None:
     Console(highlight=False).print(_adapters(adapters))
 
 
-def _adapters(adapters: Iterable[adapters_pb2.LoadedAdapter]) -> Table:
+def _adapters(adapters: Iterable[pb.LoadedAdapter]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in ("adapter", "path", "rank", "MB", "on devices", "in memory", "requests"):
         table.add_column(column, justify="left" if column in ("adapter", "path") else "right", overflow="fold")

@@ -169,7 +169,7 @@ class TandemClient(_Client[grpc.Channel]):
 
     def load_adapter(
         self, name: str, path: str, *, in_place: bool = False, timeout_s: float = _LOAD_TIMEOUT_S
-    ) -> adapters.LoadedAdapter:
+    ) -> pb.LoadedAdapter:
         """Have the cluster serve a LoRA adapter; `api_key` must be an admin key. Raises TandemError.
 
         Args:
@@ -192,7 +192,7 @@ class TandemClient(_Client[grpc.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    def list_adapters(self, timeout_s: float = _INFO_TIMEOUT_S) -> list[adapters.LoadedAdapter]:
+    def list_adapters(self, timeout_s: float = _INFO_TIMEOUT_S) -> list[pb.LoadedAdapter]:
         """Return the adapters that requests can name. Raises TandemError."""
         stub = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
         try:
@@ -328,7 +328,7 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
 
     async def load_adapter(
         self, name: str, path: str, *, in_place: bool = False, timeout_s: float = _LOAD_TIMEOUT_S
-    ) -> adapters.LoadedAdapter:
+    ) -> pb.LoadedAdapter:
         stub: Any = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
         request = adapters.LoadAdapterRequest(name=name, path=path, in_place=in_place)
         try:
@@ -344,7 +344,7 @@ class AsyncTandemClient(_Client[grpc.aio.Channel]):
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
-    async def list_adapters(self, timeout_s: float = _INFO_TIMEOUT_S) -> list[adapters.LoadedAdapter]:
+    async def list_adapters(self, timeout_s: float = _INFO_TIMEOUT_S) -> list[pb.LoadedAdapter]:
         stub: Any = adapters_pb2_grpc.AdapterAdminStub(self._channels[self.address])
         try:
             found = await stub.ListAdapters(adapters.ListAdaptersRequest(), timeout=timeout_s, metadata=self._metadata)

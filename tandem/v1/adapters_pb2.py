@@ -22,27 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/adapters.proto\x12\ttandem.v1\"B\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x10\n\x08in_place\x18\x03 \x01(\x08\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13UnloadAdapterResult\"\x15\n\x13ListAdaptersRequest\"\xad\x01\n\rLoadedAdapter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x14\n\x0c\x63ontent_hash\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\x0f\n\x07targets\x18\x05 \x03(\t\x12\x11\n\tnum_bytes\x18\x06 \x01(\x04\x12\x11\n\ton_device\x18\x07 \x03(\t\x12\x0f\n\x07in_host\x18\x08 \x03(\t\x12\x14\n\x0cnum_requests\x18\t \x01(\r\"<\n\x0eLoadedAdapters\x12*\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x18.tandem.v1.LoadedAdapter2\xf3\x01\n\x0c\x41\x64\x61pterAdmin\x12\x46\n\x0bLoadAdapter\x12\x1d.tandem.v1.LoadAdapterRequest\x1a\x18.tandem.v1.LoadedAdapter\x12P\n\rUnloadAdapter\x12\x1f.tandem.v1.UnloadAdapterRequest\x1a\x1e.tandem.v1.UnloadAdapterResult\x12I\n\x0cListAdapters\x12\x1e.tandem.v1.ListAdaptersRequest\x1a\x19.tandem.v1.LoadedAdaptersb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18tandem/v1/adapters.proto\x12\ttandem.v1\x1a\x19tandem/v1/inference.proto\"B\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x10\n\x08in_place\x18\x03 \x01(\x08\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x15\n\x13UnloadAdapterResult\"\x15\n\x13ListAdaptersRequest\"<\n\x0eLoadedAdapters\x12*\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x18.tandem.v1.LoadedAdapter2\xf3\x01\n\x0c\x41\x64\x61pterAdmin\x12\x46\n\x0bLoadAdapter\x12\x1d.tandem.v1.LoadAdapterRequest\x1a\x18.tandem.v1.LoadedAdapter\x12P\n\rUnloadAdapter\x12\x1f.tandem.v1.UnloadAdapterRequest\x1a\x1e.tandem.v1.UnloadAdapterResult\x12I\n\x0cListAdapters\x12\x1e.tandem.v1.ListAdaptersRequest\x1a\x19.tandem.v1.LoadedAdaptersb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.adapters_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOADADAPTERREQUEST']._serialized_start=39
-  _globals['_LOADADAPTERREQUEST']._serialized_end=105
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=107
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=143
-  _globals['_UNLOADADAPTERRESULT']._serialized_start=145
-  _globals['_UNLOADADAPTERRESULT']._serialized_end=166
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=168
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=189
-  _globals['_LOADEDADAPTER']._serialized_start=192
-  _globals['_LOADEDADAPTER']._serialized_end=365
-  _globals['_LOADEDADAPTERS']._serialized_start=367
-  _globals['_LOADEDADAPTERS']._serialized_end=427
-  _globals['_ADAPTERADMIN']._serialized_start=430
-  _globals['_ADAPTERADMIN']._serialized_end=673
+  _globals['_LOADADAPTERREQUEST']._serialized_start=66
+  _globals['_LOADADAPTERREQUEST']._serialized_end=132
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=134
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=170
+  _globals['_UNLOADADAPTERRESULT']._serialized_start=172
+  _globals['_UNLOADADAPTERRESULT']._serialized_end=193
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=195
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=216
+  _globals['_LOADEDADAPTERS']._serialized_start=218
+  _globals['_LOADEDADAPTERS']._serialized_end=278
+  _globals['_ADAPTERADMIN']._serialized_start=281
+  _globals['_ADAPTERADMIN']._serialized_end=524
 # @@protoc_insertion_point(module_scope)

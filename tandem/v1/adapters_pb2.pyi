@@ -1,3 +1,4 @@
+from tandem.v1 import inference_pb2 as _inference_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -30,30 +31,8 @@ class ListAdaptersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class LoadedAdapter(_message.Message):
-    __slots__ = ("name", "path", "content_hash", "rank", "targets", "num_bytes", "on_device", "in_host", "num_requests")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    TARGETS_FIELD_NUMBER: _ClassVar[int]
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
-    IN_HOST_FIELD_NUMBER: _ClassVar[int]
-    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    path: str
-    content_hash: str
-    rank: int
-    targets: _containers.RepeatedScalarFieldContainer[str]
-    num_bytes: int
-    on_device: _containers.RepeatedScalarFieldContainer[str]
-    in_host: _containers.RepeatedScalarFieldContainer[str]
-    num_requests: int
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., content_hash: _Optional[str] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., on_device: _Optional[_Iterable[str]] = ..., in_host: _Optional[_Iterable[str]] = ..., num_requests: _Optional[int] = ...) -> None: ...
-
 class LoadedAdapters(_message.Message):
     __slots__ = ("adapters",)
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    adapters: _containers.RepeatedCompositeFieldContainer[LoadedAdapter]
-    def __init__(self, adapters: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[_inference_pb2.LoadedAdapter]
+    def __init__(self, adapters: _Optional[_Iterable[_Union[_inference_pb2.LoadedAdapter, _Mapping]]] = ...) -> None: ...

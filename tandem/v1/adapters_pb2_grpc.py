@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from tandem.v1 import adapters_pb2 as tandem_dot_v1_dot_adapters__pb2
+from tandem.v1 import inference_pb2 as tandem_dot_v1_dot_inference__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -43,7 +44,7 @@ class AdapterAdminStub:
         self.LoadAdapter = channel.unary_unary(
                 '/tandem.v1.AdapterAdmin/LoadAdapter',
                 request_serializer=tandem_dot_v1_dot_adapters__pb2.LoadAdapterRequest.SerializeToString,
-                response_deserializer=tandem_dot_v1_dot_adapters__pb2.LoadedAdapter.FromString,
+                response_deserializer=tandem_dot_v1_dot_inference__pb2.LoadedAdapter.FromString,
                 _registered_method=True)
         self.UnloadAdapter = channel.unary_unary(
                 '/tandem.v1.AdapterAdmin/UnloadAdapter',
@@ -92,7 +93,7 @@ def add_AdapterAdminServicer_to_server(servicer, server):
             'LoadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadAdapter,
                     request_deserializer=tandem_dot_v1_dot_adapters__pb2.LoadAdapterRequest.FromString,
-                    response_serializer=tandem_dot_v1_dot_adapters__pb2.LoadedAdapter.SerializeToString,
+                    response_serializer=tandem_dot_v1_dot_inference__pb2.LoadedAdapter.SerializeToString,
             ),
             'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadAdapter,
@@ -137,7 +138,7 @@ class AdapterAdmin:
             target,
             '/tandem.v1.AdapterAdmin/LoadAdapter',
             tandem_dot_v1_dot_adapters__pb2.LoadAdapterRequest.SerializeToString,
-            tandem_dot_v1_dot_adapters__pb2.LoadedAdapter.FromString,
+            tandem_dot_v1_dot_inference__pb2.LoadedAdapter.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,3 @@
-from tandem.v1 import adapters_pb2 as _adapters_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -335,8 +334,8 @@ class ServerInfo(_message.Message):
     placements: _containers.RepeatedCompositeFieldContainer[PlacementCount]
     stores: _containers.RepeatedCompositeFieldContainer[StoreStatus]
     sizes: _containers.RepeatedCompositeFieldContainer[SizeStatus]
-    adapters: _containers.RepeatedCompositeFieldContainer[_adapters_pb2.LoadedAdapter]
-    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., sizes: _Optional[_Iterable[_Union[SizeStatus, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[_adapters_pb2.LoadedAdapter, _Mapping]]] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[LoadedAdapter]
+    def __init__(self, version: _Optional[str] = ..., model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., ready: _Optional[bool] = ..., not_ready_reason: _Optional[str] = ..., num_requests: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterStatus, _Mapping]]] = ..., placements: _Optional[_Iterable[_Union[PlacementCount, _Mapping]]] = ..., stores: _Optional[_Iterable[_Union[StoreStatus, _Mapping]]] = ..., sizes: _Optional[_Iterable[_Union[SizeStatus, _Mapping]]] = ..., adapters: _Optional[_Iterable[_Union[LoadedAdapter, _Mapping]]] = ...) -> None: ...
 
 class SizeStatus(_message.Message):
     __slots__ = ("kind", "low", "high", "target", "ready", "starting", "leaving", "start_s", "reason", "no_room")
@@ -539,3 +538,25 @@ class Shipped(_message.Message):
     receiver_id: str
     copying_ns: int
     def __init__(self, transport: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_bytes: _Optional[int] = ..., receiver_id: _Optional[str] = ..., copying_ns: _Optional[int] = ...) -> None: ...
+
+class LoadedAdapter(_message.Message):
+    __slots__ = ("name", "path", "content_hash", "rank", "targets", "num_bytes", "on_device", "in_host", "num_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_HASH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    IN_HOST_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    content_hash: str
+    rank: int
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    num_bytes: int
+    on_device: _containers.RepeatedScalarFieldContainer[str]
+    in_host: _containers.RepeatedScalarFieldContainer[str]
+    num_requests: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., content_hash: _Optional[str] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., num_bytes: _Optional[int] = ..., on_device: _Optional[_Iterable[str]] = ..., in_host: _Optional[_Iterable[str]] = ..., num_requests: _Optional[int] = ...) -> None: ...

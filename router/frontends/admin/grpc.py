@@ -8,14 +8,16 @@ from tandem.router.frontends.admin.status import loaded_adapter, loaded_adapters
 from tandem.router.frontends.base import Frontend
 from tandem.router.frontends.grpc import metadata_of, router_trailer, status_code
 from tandem.v1 import adapters_pb2 as pb
-from tandem.v1 import adapters_pb2_grpc
+from tandem.v1 import adapters_pb2_grpc, inference_pb2
 
 
 class AdapterAdmin(adapters_pb2_grpc.AdapterAdminServicer):
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
 
-    async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext) -> pb.LoadedAdapter:
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.LoadedAdapter:
         await self._check(context)
         try:
             with self._frontend.refusals_counted():

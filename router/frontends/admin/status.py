@@ -2,7 +2,7 @@
 
 from tandem.adapters import AdapterRef
 from tandem.router.frontends.base import Frontend
-from tandem.v1 import adapters_pb2 as pb
+from tandem.v1 import inference_pb2 as pb
 
 
 def loaded_adapters(frontend: Frontend) -> list[pb.LoadedAdapter]:

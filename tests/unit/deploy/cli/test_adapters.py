@@ -7,7 +7,7 @@ import pytest
 from tandem import exit_codes
 from tandem.client import TandemClient
 from tandem.deploy.cli.main import main
-from tandem.v1 import adapters_pb2 as pb
+from tandem.v1 import inference_pb2 as pb
 
 CALLS: dict[str, Any] = {
     "load_adapter": pb.LoadedAdapter(name="sql", path="/adapters/sql", content_hash="abc", rank=8),
