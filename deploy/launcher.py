@@ -215,7 +215,7 @@ class Cluster:
                     namespace_secret = self._open_node_stores(self._node_stores)
         with refusals():
             # Once: routers that start later must name the same content.
-            adapters = read_adapters(config, worker_plans[0].worker.engine, router_configs[0].model_names)
+            adapters = read_adapters(config, config.engine(str(model_dir)), router_configs[0].model_names)
         router_configs = [replace(c, namespace_secret=namespace_secret, adapters=adapters) for c in router_configs]
         router_configs = self._with_request_lines(router_configs)
         if not needs_ray_first:
