@@ -78,6 +78,7 @@ TESTED_ELSEWHERE = {
     "worker/ranks/group.py": "unit/worker/ranks/test_processes.py",
     "engine/ranks/progress.py": "unit/worker/ranks/test_processes.py",
     "worker/page_tier.py": "unit/pagestore/test_keys.py",
+    "router/frontends/admin/grpc.py": "cluster/test_adapters.py",
     "router/frontends/anthropic/context_schema.py": "unit/router/frontends/anthropic/test_context_edits.py",
     "router/frontends/anthropic/schema.py": "unit/router/frontends/anthropic/test_routes.py",
     "router/frontends/anthropic/translation.py": "unit/router/frontends/anthropic/test_routes.py",
