@@ -33,7 +33,8 @@ class _Adapter:
         used_at: counts acquisitions of all adapters.
         kept_until: the slot is not taken before, unless the adapter has been used.
         waits_since: for a slot; None: it does not wait.
-        makes_room_for: takes no new uses until it has lost its slot to this adapter.
+        asked_at: the last time that it was asked for while it waited.
+        makes_room_for: takes no new uses until it has lost its slot to this adapter, or that one waits no more.
     """
 
     info: AdapterInfo
@@ -46,6 +47,7 @@ class _Adapter:
     used_at: int = 0
     kept_until: float = 0.0
     waits_since: float | None = None
+    asked_at: float = 0.0
     makes_room_for: "_Adapter | None" = None
 
     @property
@@ -71,9 +73,10 @@ class AdapterManager(Adapters):
         self._now = now
         self._num_ticks = 0
         self._free = list(range(limits.max_loras))
-        self._by_hash: dict[str, _Adapter] = {}
-        # Also those that are removed while they are used or loaded.
-        self._held: list[_Adapter] = []
+        # By hash, also those that are removed while they are used or loaded.
+        self._held: dict[str, _Adapter] = {}
+        # In the slots, or being loaded into one.
+        self._placed: dict[int, _Adapter] = {}
         self._num_loads = 0
         self._ranks = ranks
         if ranks is None:
@@ -82,40 +85,35 @@ class AdapterManager(Adapters):
             self._loader = AdapterLoader(slots, model, lambda: self.on_loaded(), ranks.has_load_failed)
 
     def add(self, info: AdapterInfo) -> None:
-        adapter = self._by_hash.get(info.content_hash)
-        if adapter is None:
-            adapter = next((one for one in self._held if one.info.content_hash == info.content_hash), None)
-        if adapter is None:
-            adapter = _Adapter(info)
-            self._held.append(adapter)
+        adapter = self._held.setdefault(info.content_hash, _Adapter(info))
         adapter.info, adapter.error, adapter.is_removed = info, "", False
-        self._by_hash[info.content_hash] = adapter
 
     def remove(self, content_hash: str) -> None:
-        adapter = self._by_hash.pop(content_hash, None)
+        adapter = self._known(content_hash)
         if adapter is not None:
             adapter.is_removed = True
             self._drop_if_unused(adapter)
 
     def prefetch(self, content_hash: str) -> None:
         self._take_loaded()
-        adapter = self._by_hash.get(content_hash)
+        adapter = self._known(content_hash)
         if adapter is None or adapter.error or adapter.loading or adapter.host is not None or adapter.is_ready:
             return
         self._load(adapter)
 
     def acquire(self, content_hash: str) -> int | None:
         self._take_loaded()
-        adapter = self._by_hash.get(content_hash)
+        adapter = self._known(content_hash)
         if adapter is None:
             raise AdapterError(f"adapter {content_hash} is not loaded on this worker")
         if adapter.error:
             raise AdapterError(adapter.error)
-        if adapter.loading or adapter.makes_room_for is not None:
+        if adapter.loading or self._waiter(adapter) is not None:
             return None
         if adapter.slot is None:
             adapter.slot = self._free_slot(adapter)
             if adapter.slot is not None:
+                self._placed[adapter.slot] = adapter
                 self._load(adapter)
             return None
         adapter.num_uses += 1
@@ -123,22 +121,26 @@ class AdapterManager(Adapters):
         return adapter.slot
 
     def release(self, content_hash: str) -> None:
-        # One that was removed may have been added again; there is one of each content.
-        adapter = next(one for one in self._held if one.info.content_hash == content_hash)
+        adapter = self._held[content_hash]
         assert adapter.num_uses > 0
         adapter.num_uses -= 1
         self._drop_if_unused(adapter)
 
     def states(self) -> dict[str, AdapterState]:
         self._take_loaded()
-        return {content_hash: _state(adapter) for content_hash, adapter in self._by_hash.items()}
+        known = (adapter for adapter in self._held.values() if not adapter.is_removed)
+        return {adapter.info.content_hash: _state(adapter) for adapter in known}
 
     def close(self) -> None:
         self._loader.close()
 
     @property
     def num_host_bytes(self) -> int:
-        return sum(adapter.host.num_bytes for adapter in self._held if adapter.host is not None)
+        return sum(adapter.host.num_bytes for adapter in self._held.values() if adapter.host is not None)
+
+    def _known(self, content_hash: str) -> _Adapter | None:
+        adapter = self._held.get(content_hash)
+        return None if adapter is None or adapter.is_removed else adapter
 
     def _tick(self) -> int:
         self._num_ticks += 1
@@ -160,12 +162,13 @@ class AdapterManager(Adapters):
         if self._free:
             return self._free.pop()
         now = self._now()
-        if wanted.waits_since is None:
+        if wanted.waits_since is None or now - wanted.asked_at > PATIENCE_S:
             wanted.waits_since = now
+        wanted.asked_at = now
         unused = [
             one
-            for one in self._held
-            if one.is_ready and not one.num_uses and one.kept_until <= now and one.makes_room_for in (None, wanted)
+            for one in self._placed.values()
+            if not (one.loading or one.num_uses or one.kept_until > now) and self._waiter(one) in (None, wanted)
         ]
         if not unused:
             self._ask_for_room(wanted, now)
@@ -174,38 +177,52 @@ class AdapterManager(Adapters):
         slot, evicted.slot, evicted.makes_room_for = evicted.slot, None, None
         return slot
 
+    def _waiter(self, adapter: _Adapter) -> _Adapter | None:
+        """Returns the adapter that this one makes room for, if that still waits."""
+        waiter = adapter.makes_room_for
+        if waiter is None or (waiter.waits_since is not None and self._now() - waiter.asked_at <= PATIENCE_S):
+            return waiter
+        # It has another slot, or its requests have gone.
+        adapter.makes_room_for = None
+        return None
+
     def _ask_for_room(self, wanted: _Adapter, now: float) -> None:
         assert wanted.waits_since is not None
-        if now - wanted.waits_since < PATIENCE_S or any(one.makes_room_for is wanted for one in self._held):
+        waiters = [self._waiter(one) for one in self._placed.values()]
+        if now - wanted.waits_since < PATIENCE_S or wanted in waiters:
             return
-        used = [one for one in self._held if one.num_uses and one.makes_room_for is None]
+        used = [one for one in self._placed.values() if one.num_uses and one.makes_room_for is None]
         if used:
             min(used, key=lambda one: one.used_at).makes_room_for = wanted
 
     def _take_loaded(self) -> None:
         for loaded in self._loader.take():
-            adapter = next(one for one in self._held if one.loading == loaded.load.number)
+            adapter = self._held[loaded.load.info.content_hash]
             adapter.loading, adapter.host, adapter.error = 0, loaded.host, loaded.error
             adapter.kept_until = self._now() + FIRST_USE_S
-            if loaded.error and adapter.slot is not None:
-                self._free.append(adapter.slot)
-                adapter.slot = None
+            if loaded.error:
+                self._empty_slot(adapter)
             self._drop_if_unused(adapter)
             self._shrink_host()
 
     def _drop_if_unused(self, adapter: _Adapter) -> None:
         if not adapter.is_removed or adapter.num_uses or adapter.loading:
             return
+        self._empty_slot(adapter)
+        # Adapters that make room for it look whether it waits.
+        adapter.waits_since = None
+        del self._held[adapter.info.content_hash]
+
+    def _empty_slot(self, adapter: _Adapter) -> None:
         if adapter.slot is not None:
+            del self._placed[adapter.slot]
             self._free.append(adapter.slot)
-        self._held.remove(adapter)
-        for one in self._held:
-            if one.makes_room_for is adapter:
-                one.makes_room_for = None
+            adapter.slot = None
 
     def _shrink_host(self) -> None:
         cached = sorted(
-            (one for one in self._held if one.host is not None and not one.loading), key=lambda one: one.used_at
+            (one for one in self._held.values() if one.host is not None and not one.loading),
+            key=lambda one: one.used_at,
         )
         for adapter in cached:
             if self.num_host_bytes <= self.limits.host_bytes:

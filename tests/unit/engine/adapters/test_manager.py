@@ -131,6 +131,29 @@ def test_adapter_that_waits_long_gets_the_slot_of_one_in_constant_use(adapters: 
     adapters.loaded(first)
 
 
+def test_room_for_an_adapter_that_waits_no_more_is_given_back(adapters: Adapters) -> None:
+    first, second, third = map(adapters.add, (1, 2, 3))
+    adapters.loaded(first)
+    adapters.loaded(second)
+    for _ in range(2):
+        assert adapters.manager.acquire(third.content_hash) is None
+        adapters.clock.advance(PATIENCE_S)
+    assert adapters.manager.acquire(first.content_hash) is None
+    # Its request was cancelled.
+    adapters.clock.advance(1.0)
+    assert adapters.manager.acquire(first.content_hash) is not None
+    # It begins to wait anew.
+    adapters.clock.advance(PATIENCE_S)
+    assert adapters.manager.acquire(third.content_hash) is None
+    assert adapters.manager.acquire(first.content_hash) is not None
+    adapters.clock.advance(PATIENCE_S)
+    assert adapters.manager.acquire(third.content_hash) is None
+    # Another slot is free first.
+    adapters.manager.release(second.content_hash)
+    adapters.loaded(third)
+    assert adapters.manager.acquire(first.content_hash) is not None
+
+
 def test_removed_adapter_stays_for_its_uses_and_takes_no_new_ones(adapters: Adapters) -> None:
     info = adapters.add(1)
     slot = adapters.loaded(info)
