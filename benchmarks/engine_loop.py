@@ -21,6 +21,7 @@ from tandem.garbage import collect_seldom, freeze_objects
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 
+INCARNATION = "benchmark"
 CHUNK_SIZE = 16384
 PAGE_SIZE = 16
 RUN_TIMEOUT_S = 300.0
@@ -68,7 +69,7 @@ class Loop:
 
 
 def build_alone(config: EngineConfig, on_progress: Callable[[str], None]) -> EngineBase:
-    return build_engine(config, "benchmark", on_progress)
+    return build_engine(config, INCARNATION, on_progress)
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import cast
 
+from benchmarks.engine_loop import INCARNATION, build_alone
 from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
@@ -18,7 +19,6 @@ from tandem.worker.ranks.processes import RankProcesses
 from tandem.worker.ranks.seat import Seat
 from tandem.worker.ranks.serving import use_device
 
-NAME = "benchmark"
 STOP_TIMEOUT_S = 30.0
 
 
@@ -41,20 +41,20 @@ class RankedEngines:
     def build(self, config: EngineConfig, on_progress: Callable[[str], None]) -> EngineBase:
         """Call it once. Raises ValueError if the model cannot be served by so many ranks."""
         if config.degree == 1:
-            return build_engine(config, NAME, on_progress)
+            return build_alone(config, on_progress)
         worker = WorkerConfig("both-0", "both", config, config.max_batch_size)
-        self._processes = RankProcesses(worker, cast(WorkerRole, None), NAME, follow, _end)
+        self._processes = RankProcesses(worker, cast(WorkerRole, None), INCARNATION, follow, _end)
         memory = self._processes.memory
         use_device(config.device, self._processes.group.ranks)
         recorder = ForwardRecorder(memory.ring, memory.progress, config.page_size)
-        self._engine = build_engine(config, NAME, on_progress, self._processes.group, recorder)
+        self._engine = build_engine(config, INCARNATION, on_progress, self._processes.group, recorder)
         return self._engine
 
 
 def follow(seat: Seat) -> None:
     config = seat.order.worker.engine
     use_device(config.device, seat.order.ranks)
-    engine = build_engine(config, NAME, lambda doing: None, seat.group)
+    engine = build_engine(config, INCARNATION, lambda doing: None, seat.group)
     # As in a worker's follower.
     freeze_objects()
     collect_seldom()

@@ -87,13 +87,7 @@ class DecodeScheduler(ForwardScheduler):
                 again for its lease.
             adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(
-            engine,
-            cache,
-            recorder,
-            timer or ForwardTimer(engine.pool.device.type, clock, engine.experts),
-            adapters or AdapterUses(engine.adapters, clock),
-        )
+        super().__init__(engine, cache, clock, recorder, timer, adapters)
         self._outbox = outbox
         self._config = config
         self._drafting = self._new_drafting()

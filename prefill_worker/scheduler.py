@@ -89,13 +89,7 @@ class PrefillScheduler(ForwardScheduler):
             tier: the tier below the pool; None if there is none.
             adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(
-            engine,
-            cache,
-            recorder,
-            timer or ForwardTimer(engine.pool.device.type, clock, engine.experts),
-            adapters or AdapterUses(engine.adapters, clock),
-        )
+        super().__init__(engine, cache, clock, recorder, timer, adapters)
         self._handover = handover
         self._pages = pages or PromptPages(cache)
         self._outbox = outbox

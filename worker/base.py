@@ -80,16 +80,18 @@ class ForwardScheduler(Scheduler):
         self,
         engine: EngineBase,
         cache: CacheManager,
+        clock: Callable[[], float],
         recorder: Recorder | None,
-        timer: ForwardTimer,
-        adapters: AdapterUses,
+        timer: ForwardTimer | None,
+        adapters: AdapterUses | None,
     ) -> None:
+        """Args: timer, adapters: the engine's; None if this is its only scheduler."""
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
         self._recorder = recorder or Recorder()
-        self._timer = timer
-        self._adapters = adapters
+        self._timer = timer or ForwardTimer(engine.pool.device.type, clock, engine.experts)
+        self._adapters = adapters or AdapterUses(engine.adapters, clock)
 
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self._timer, self.own_stats(), self._adapters.stats())

@@ -58,7 +58,8 @@ class FollowerAdapters:
 
     def ended(self) -> list[tuple[int, bool]]:
         """Returns the numbers of the orders that have ended since the last call, and whether they failed."""
-        ended = self._loader.take()
+        if not (ended := self._loader.take()):
+            return []
         for loaded in ended:
             if loaded.host is not None:
                 self._hosts[loaded.load.info.content_hash] = loaded.host

@@ -33,6 +33,11 @@ class AdapterRows(NamedTuple):
     tile_rows: int
     has_adapters: bool = True
 
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """What kernels read of the tiles, in the order of their arguments."""
+        return self.order, self.tile_slots, self.tile_begins, self.tile_ends, self.num_tiles
+
     @classmethod
     def of(cls, slots: Int32s, device: torch.device) -> "AdapterRows":
         """Uploads without waiting. Args: slots: of each row, (num_rows,); NO_ADAPTER for none."""

@@ -99,7 +99,7 @@ class CudaIpcCollectives(Collectives):
 
     def close(self) -> None:
         if self._nccl is not None:
-            self._nccl.close()
+            self._nccl.abort()
         self._memory.close()
 
     def _add(self, x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,5 @@ class NcclSums:
         self._communicator.allReduce(x.data_ptr(), x.data_ptr(), x.numel(), _DTYPES[x.dtype], self._sum, stream)
 
     def abort(self) -> None:
-        self._communicator.abort()
-
-    def close(self) -> None:
-        """This rank's sums have ended. The communicator's destructor, in contrast, may wait for the other ranks."""
+        """Ends sums that run. The communicator's destructor, in contrast, may wait for the other ranks."""
         self._communicator.abort()
