@@ -7,6 +7,7 @@ import math
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -465,9 +466,9 @@ class Router:
         for worker in self.workers:
             worker.send([message])
 
-    def num_requests_of(self, content_hash: str) -> int:
-        """Returns the requests in hand with an adapter."""
-        return sum(request.tracker.spec.model.content_hash == content_hash for request in self._requests)
+    def requests_by_adapter(self) -> Counter[str]:
+        """Returns the numbers of requests in hand, by content hash."""
+        return Counter(request.tracker.spec.model.content_hash for request in self._requests)
 
     def lose_worker(self, worker: Worker, kind: str, reason: str) -> None:
         """Args: kind: label of the loss in the metrics."""

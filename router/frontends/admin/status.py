@@ -1,5 +1,7 @@
 """Adapters as answers describe them."""
 
+from collections import Counter
+
 from tandem.adapters import AdapterRef
 from tandem.router.frontends.base import Frontend
 from tandem.v1 import inference_pb2 as pb
@@ -7,11 +9,15 @@ from tandem.v1 import inference_pb2 as pb
 
 def loaded_adapters(frontend: Frontend) -> list[pb.LoadedAdapter]:
     """Returns all adapters that requests can name, by name."""
-    loaded = frontend.router.adapters.loaded()
-    return [loaded_adapter(frontend, one.name, one.adapter) for one in loaded if one.adapter is not None]
+    loaded, in_hand = frontend.router.adapters.loaded(), frontend.router.requests_by_adapter()
+    return [_loaded(frontend, one.name, one.adapter, in_hand) for one in loaded if one.adapter is not None]
 
 
 def loaded_adapter(frontend: Frontend, name: str, adapter: AdapterRef) -> pb.LoadedAdapter:
+    return _loaded(frontend, name, adapter, frontend.router.requests_by_adapter())
+
+
+def _loaded(frontend: Frontend, name: str, adapter: AdapterRef, in_hand: Counter[str]) -> pb.LoadedAdapter:
     router, content_hash = frontend.router, adapter.content_hash
     return pb.LoadedAdapter(
         name=name,
@@ -22,5 +28,5 @@ def loaded_adapter(frontend: Frontend, name: str, adapter: AdapterRef) -> pb.Loa
         num_bytes=adapter.num_bytes,
         on_device=[worker.worker_id for worker in router.workers if content_hash in worker.adapters.on_device],
         in_host=[worker.worker_id for worker in router.workers if content_hash in worker.adapters.in_host],
-        num_requests=router.num_requests_of(content_hash),
+        num_requests=in_hand[content_hash],
     )
