@@ -43,13 +43,15 @@ def test_copies_run_in_order() -> None:
 
 def test_close_reports_a_copy_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_thread, "CLOSE_S", 0.05)
-    may_end = threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
 
     def copy(sources: Sequence[int], destinations: Sequence[int]) -> None:
+        has_begun.set()
         may_end.wait(20.0)
 
     thread = CopyThread("copy-test", copy)
     stuck = thread.start([0], [0])
+    assert has_begun.wait(20.0)
     with pytest.raises(RuntimeError, match="do not end within"):
         thread.close()
     may_end.set()
