@@ -4,6 +4,7 @@ decode    each operation of a decode step's layer
 prefill   each operation of a prefill's layer, and how the GPU's rate falls under sustained load
 products  each matrix of a layer by every available kernel, in bfloat16 and FP8
 experts   the kernels of a layer's experts, in bfloat16 and FP8
+adapters  the products of adapters with A and B, beside FlashInfer's segmented products
 latents   attention over latents, at the sizes of DeepSeek's models
 step      kernels of a whole decode step by name, idle time between steps, and traces for Perfetto
 
@@ -27,6 +28,7 @@ from tandem.engine.config import QUANTIZATIONS
 from tandem.engine.models.config import ModelConfig
 
 EXPERT_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
+ADAPTED_TOKENS = (32, 128, 8192)
 TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
 PREFILLS = ((2, 8192), (32, 512), (1, 512))
 # DeepSeek-V2-Lite's and V3's.
@@ -125,6 +127,21 @@ def experts(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
 
 
 @torch.inference_mode()
+def adapters(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    model = _open_by_head(parser, arguments.model, QUANTIZATIONS[0])
+    from benchmarks.kernels.adapters import AdapterKernels, show
+
+    kernels = AdapterKernels(model, measure_limits(), max(arguments.adapters), arguments.rank)
+    rows = [
+        row
+        for num_tokens in arguments.tokens
+        for num_adapters in arguments.adapters
+        for row in kernels.rows(num_tokens, num_adapters)
+    ]
+    show(rows, f"{arguments.model.name}, adapters of rank {arguments.rank}, microseconds", Console(width=120))
+
+
+@torch.inference_mode()
 def latents(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     from benchmarks.kernels.latents import LatentKernels
 
@@ -210,6 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = experts_part.add_mutually_exclusive_group()
     output.add_argument("--tune", action="store_true", help="time candidate tiles instead, for tiles.py")
     output.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
+    adapters_part = add_part("adapters", "the products of adapters")
+    adapters_part.add_argument("--tokens", type=int, nargs="+", default=ADAPTED_TOKENS, help="(default: %(default)s)")
+    adapters_part.add_argument("--adapters", type=int, nargs="+", default=(1, 8, 64), help="(default: %(default)s)")
+    adapters_part.add_argument("--rank", type=int, default=16)
     latents_part = add_part("latents", "attention over latents, at the sizes of DeepSeek's models")
     latents_part.add_argument("--heads", type=int, nargs="+", default=LATENT_HEADS, help="(default: 16 128)")
     latents_part.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8, 32, 128, 256))
@@ -226,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     step_part.add_argument("--out", type=Path, default=Path(), metavar="DIRECTORY", help="for traces (default: here)")
     step_part.add_argument("--nsys", action="store_true", help="run under nsys, with NVTX ranges and no traces")
     arguments = parser.parse_args(argv)
-    by_name = {part.__name__: part for part in (decode, prefill, products, experts, latents, step)}
+    by_name = {part.__name__: part for part in (decode, prefill, products, experts, adapters, latents, step)}
     by_name[arguments.part](parser, arguments)
     return 0
 
