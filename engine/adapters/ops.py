@@ -55,6 +55,9 @@ class AdapterOps(LayerOps):
         if linear.adapters is None:
             return self._inner.norm_gated(x, norm, linear)
         normed = self._inner.normed(x, norm)
+        gated = self._products.whole(normed, linear, self._rows, is_gated=True)
+        if gated is not None:
+            return gated
         shrunk = self._products.shrink(normed, linear.adapters, self._rows)
         projected = self._inner.linear(normed, linear)
         return self._products.expand_gated(shrunk, linear.adapters, self._rows, projected)
@@ -62,6 +65,9 @@ class AdapterOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if linear.adapters is None:
             return self._inner.linear_add(x, linear, residual)
+        whole = self._products.whole(x, linear, self._rows, residual)
+        if whole is not None:
+            return whole
         shrunk = self._products.shrink(x, linear.adapters, self._rows)
         out = self._inner.linear_add(x, linear, residual)
         self._products.expand(shrunk, linear.adapters, self._rows, out)
@@ -70,6 +76,9 @@ class AdapterOps(LayerOps):
     def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
         if linear.adapters is None:
             return self._inner.linear(x, linear)
+        whole = self._products.whole(x, linear, self._rows)
+        if whole is not None:
+            return whole
         shrunk = self._products.shrink(x, linear.adapters, self._rows)
         out = self._inner.linear(x, linear)
         self._products.expand(shrunk, linear.adapters, self._rows, out)

@@ -7,9 +7,31 @@ import torch.nn.functional as F
 
 from tandem.engine.adapters.rows import AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
+from tandem.engine.layers.linear import LinearBase
 
 
 class AdapterProducts(ABC):
+    def begin(self) -> None:  # noqa: B027
+        """Call before the first product of a forward pass."""
+
+    def whole(
+        self,
+        x: torch.Tensor,
+        linear: LinearBase,
+        rows: AdapterRows,
+        residual: torch.Tensor | None = None,
+        *,
+        is_gated: bool = False,
+    ) -> torch.Tensor | None:
+        """Returns the base's and the adapters' products together; None: not at once.
+
+        Args:
+            x: (num_rows, in_size), contiguous.
+            residual: (num_rows, out_size), to which to add them in place; None: return them alone.
+            is_gated: return silu(first half of each row) * second half.
+        """
+        return None
+
     @abstractmethod
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
         """Returns the products of rows and A, for `expand`. Args: x: (num_rows, in_size), contiguous."""

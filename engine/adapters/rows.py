@@ -20,7 +20,9 @@ class AdapterRows(NamedTuple):
         order: (num_rows,) int32, row numbers.
         tile_slots: (most tiles,) int32; NO_ADAPTER: its rows have none.
         tile_begins, tile_ends: (most tiles,) int32, of the tile's rows in `order`.
-        num_tiles: (2,) int32: tiles with adapters, and all.
+        num_tiles: (3,) int32: tiles with adapters, all, and adapters.
+        row_slots: (num_rows,) int32, of each row.
+        adapter_slots: (most adapters,) int32, each slot of the rows once.
         tile_rows: most rows of a tile.
         has_adapters: False: no row has one, now or in a later run of a graph.
     """
@@ -30,12 +32,14 @@ class AdapterRows(NamedTuple):
     tile_begins: torch.Tensor
     tile_ends: torch.Tensor
     num_tiles: torch.Tensor
+    row_slots: torch.Tensor
+    adapter_slots: torch.Tensor
     tile_rows: int
     has_adapters: bool = True
 
     @property
     def tables(self) -> tuple[torch.Tensor, ...]:
-        """What kernels read of the tiles, in the order of their arguments."""
+        """What all kernels read of the tiles, in the order of their arguments."""
         return self.order, self.tile_slots, self.tile_begins, self.tile_ends, self.num_tiles
 
     @classmethod
@@ -43,8 +47,7 @@ class AdapterRows(NamedTuple):
         """Uploads without waiting. Args: slots: of each row, (num_rows,); NO_ADAPTER for none."""
         tile_rows = tile_rows_for(len(slots))
         tiles = grouped(slots, tile_rows)
-        order, tile_slots, begins, ends, num_tiles = Packed(*tiles).to(device)
-        return cls(order, tile_slots, begins, ends, num_tiles, tile_rows, bool(tiles.num[0]))
+        return cls(*Packed(*tiles).to(device), tile_rows, bool(tiles.num[0]))
 
 
 class Tiles(NamedTuple):
@@ -55,6 +58,8 @@ class Tiles(NamedTuple):
     begins: Int32s
     ends: Int32s
     num: Int32s
+    row_slots: Int32s
+    adapters: Int32s
 
 
 def tile_rows_for(num_rows: int) -> int:
@@ -66,15 +71,17 @@ def grouped(slots: Int32s, tile_rows: int) -> Tiles:
     # Rows without an adapter behind all slots.
     keys = np.where(slots == NO_ADAPTER, np.iinfo(np.int32).max, slots)
     order = np.argsort(keys, kind="stable")
-    _, firsts, counts = np.unique(keys[order], return_index=True, return_counts=True)
+    found, firsts, counts = np.unique(keys[order], return_index=True, return_counts=True)
     num_tiles = -(-counts // tile_rows)
     ends = np.repeat(firsts + counts, num_tiles)
     # Of each tile, its number within its slot.
     within = np.arange(num_tiles.sum()) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
     begins = np.repeat(firsts, num_tiles) + tile_rows * within
     of_slots = slots[order[begins]]
-    num = (of_slots != NO_ADAPTER).sum(), len(of_slots)
-    tiles = (order, of_slots, begins, np.minimum(begins + tile_rows, ends), np.array(num))
+    adapters = found[found != np.iinfo(np.int32).max]
+    num = (of_slots != NO_ADAPTER).sum(), len(of_slots), len(adapters)
+    ends = np.minimum(begins + tile_rows, ends)
+    tiles = (order, of_slots, begins, ends, np.array(num), slots, adapters)
     return Tiles(*(numbers.astype(np.int32) for numbers in tiles))
 
 
@@ -85,12 +92,12 @@ class GraphedRows:
         self._tile_rows = tile_rows_for(num_rows)
         # Each slot may have a tile that is not full, and the rows without an adapter too.
         self._most_tiles = num_rows // self._tile_rows + min(num_rows, num_slots + 1)
+        self._most_adapters = min(num_rows, num_slots)
         self._num_rows = num_rows
         self._staged: bytes | None = None
         packed = self._packed(np.full(num_rows, NO_ADAPTER, np.int32))
         self._memory = torch.zeros(aligned(packed.num_bytes), dtype=torch.uint8, device=device)
-        order, slots, begins, ends, num_tiles = packed.views(self._memory)
-        self.rows = AdapterRows(order, slots, begins, ends, num_tiles[:2], self._tile_rows)
+        self.rows = AdapterRows(*packed.views(self._memory), self._tile_rows)
         # Until the first `stage`, no row has an adapter.
         packed.copy_to(self._memory)
 
@@ -104,7 +111,9 @@ class GraphedRows:
     def _packed(self, slots: Int32s) -> Packed:
         of_rows = np.full(self._num_rows, NO_ADAPTER, np.int32)
         of_rows[: len(slots)] = slots
-        order, *of_tiles, num = grouped(of_rows, self._tile_rows)
+        order, *of_tiles, num, row_slots, found = grouped(of_rows, self._tile_rows)
         tiles = np.zeros((3, self._most_tiles), np.int32)
         tiles[:, : num[1]] = of_tiles
-        return Packed(order, *tiles, num)
+        adapters = np.zeros(self._most_adapters, np.int32)
+        adapters[: num[2]] = found
+        return Packed(order, *tiles, num, row_slots, adapters)

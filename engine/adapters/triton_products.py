@@ -11,9 +11,11 @@ import torch
 import triton
 import triton.language as tl
 
+from tandem.engine.adapters.fused_products import FusedProducts
 from tandem.engine.adapters.products import AdapterProducts
 from tandem.engine.adapters.rows import TILE_ROWS, AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
+from tandem.engine.layers.linear import LinearBase
 
 # Most merged projections: queries, keys and values.
 MAX_PARTS = 3
@@ -71,6 +73,28 @@ class TritonProducts(AdapterProducts):
 
     def __init__(self, device: torch.device) -> None:
         self._branch = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._fused = FusedProducts(device) if device.type == "cuda" else None
+
+    def begin(self) -> None:
+        if self._fused is not None:
+            self._fused.begin()
+
+    def whole(
+        self,
+        x: torch.Tensor,
+        linear: LinearBase,
+        rows: AdapterRows,
+        residual: torch.Tensor | None = None,
+        *,
+        is_gated: bool = False,
+    ) -> torch.Tensor | None:
+        weights = linear.adapters
+        if self._fused is None or weights is None:
+            return None
+        shape = self._fused.shape(len(x), linear, weights, is_gated=is_gated)
+        if shape is None:
+            return None
+        return self._fused.multiply(x, linear, weights, rows, shape, residual, is_gated=is_gated)
 
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
         """Returns partial sums, (num_splits, num_parts, num_rows, rank), float32. Rows are in the order of `rows`."""

@@ -185,6 +185,7 @@ class DecoderModel(Model):
         rotation = Rotation(self._rotary, positions, x.dtype)
         ops = self._ops
         if adapters is not None:
+            adapters.products.begin()
             ops = with_adapters(ops, adapters.products, adapters.tokens)
         *layers, last = self._layers
         for index, layer in enumerate(layers):

@@ -76,7 +76,9 @@ def test_products_are_those_of_plain_torch(
         products.expand(products.shrink(padded, case.weights, rows), case.weights, rows, out)
         without = torch.tensor(slots < 1, device=CUDA)
         assert torch.equal(out[:num_rows][without], before[without]) and (out[num_rows:] == 7).all()
-        error = (out[:num_rows].float() - (before.float() + expected)).abs() / (1 + expected.abs())
+        # Products of rows and A are rounded.
+        size = 1 + shape[2] ** 0.5 + expected.abs()
+        error = (out[:num_rows].float() - (before.float() + expected)).abs() / size
         assert error.max() < tolerance
         again = F.pad(before, (0, 0, 0, num_padding), value=7.0)
         products.expand(products.shrink(padded, case.weights, rows), case.weights, rows, again)
@@ -95,7 +97,7 @@ def test_gated_products_cover_rows_without_an_adapter(num_rows: int, dtype: torc
     expected = F.silu(gate) * up
     rows = AdapterRows.of(slots, CUDA)
     found = products.expand_gated(products.shrink(x, case.weights, rows), case.weights, rows, before)
-    error = (found.float() - expected).abs() / (1 + expected.abs() + gate.abs() + up.abs())
+    error = (found.float() - expected).abs() / (1 + GATE_UP[2] ** 0.5 + expected.abs() + gate.abs() + up.abs())
     assert error.max() < (1e-4 if dtype is torch.float32 else 0.02)
     nobody = AdapterRows.of(np.full(num_rows, NO_ADAPTER, np.int32), CUDA)
     plain = products.expand_gated(products.shrink(x, case.weights, nobody), case.weights, nobody, before)
@@ -131,4 +133,4 @@ def test_one_graph_serves_every_mix_of_adapters() -> None:
         whole = np.full(32, NO_ADAPTER, np.int32)
         whole[: len(slots)] = slots
         expected = x.float() @ weight.float().t() + case.expected(x, whole)
-        assert ((out.float() - expected).abs() / (8 + expected.abs())).max() < 0.02
+        assert ((out.float() - expected).abs() / (16 + expected.abs())).max() < 0.02
