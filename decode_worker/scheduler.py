@@ -46,7 +46,7 @@ from tandem.request_ids import router_of
 from tandem.sampling_params import TokenLogprobs
 from tandem.worker.adapter_uses import NO_USE, AdapterUses, adapter_failure
 from tandem.worker.base import ForwardScheduler, Outbox
-from tandem.worker.events import AdaptersListed, Event, FromRouter, RouterLost
+from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
 from tandem.worker.page_tier import NoTier, PageTier
@@ -87,8 +87,7 @@ class DecodeScheduler(ForwardScheduler):
                 again for its lease.
             adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, clock, recorder, timer, adapters)
-        self._outbox = outbox
+        super().__init__(engine, cache, outbox, clock, recorder, timer, adapters)
         self._config = config
         self._drafting = self._new_drafting()
         self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
@@ -145,6 +144,7 @@ class DecodeScheduler(ForwardScheduler):
         self._leases.answer_requests(self.num_reserved)
 
     def receive(self, event: Event) -> None:
+        super().receive(event)
         if isinstance(event, FromRouter):
             if isinstance(event.message, Admit):
                 # Compile a new grammar, and load the adapter, while the prompt is computed.
@@ -155,8 +155,6 @@ class DecodeScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
-        elif isinstance(event, AdaptersListed):
-            self._adapters.set_listed(event.content_hashes)
         elif isinstance(event, RouterLost):
             self._leases.abort_all_attempts_of(event.router)
             for job in list(self._running):
@@ -194,9 +192,7 @@ class DecodeScheduler(ForwardScheduler):
         self._pace.composing()
 
     def settle(self) -> None:
-        self._cache.free_deferred_pages()
-        if (places := self._adapters.poll()) is not None:
-            self._outbox.to_router(places)
+        self.settle_memory()
         self._leases.start_arrived()
         self._recorder.lap("settle")
 

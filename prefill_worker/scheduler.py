@@ -36,7 +36,7 @@ from tandem.recording import HANDOVERS, Recorder
 from tandem.request_ids import router_of
 from tandem.worker.adapter_uses import AdapterUses, adapter_failure
 from tandem.worker.base import ForwardScheduler, Outbox
-from tandem.worker.events import AdaptersListed, Event, FromRouter, RouterLost
+from tandem.worker.events import Event, FromRouter, RouterLost
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.grammar_failure import grammar_failure
 from tandem.worker.page_tier import PageTier
@@ -89,10 +89,9 @@ class PrefillScheduler(ForwardScheduler):
             tier: the tier below the pool; None if there is none.
             adapters: the engine's; None if this is its only scheduler.
         """
-        super().__init__(engine, cache, clock, recorder, timer, adapters)
+        super().__init__(engine, cache, outbox, clock, recorder, timer, adapters)
         self._handover = handover
         self._pages = pages or PromptPages(cache)
-        self._outbox = outbox
         self._config = config
         self._budget = budget or WholeChunks(config.chunk_size)
         self._clock = clock
@@ -123,6 +122,7 @@ class PrefillScheduler(ForwardScheduler):
         return len(self._computing) + len(self._handing_over)
 
     def receive(self, event: Event) -> None:
+        super().receive(event)
         if isinstance(event, FromRouter):
             if isinstance(event.message, Prefill):
                 prefill = event.message
@@ -133,8 +133,6 @@ class PrefillScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
-        elif isinstance(event, AdaptersListed):
-            self._adapters.set_listed(event.content_hashes)
         elif isinstance(event, RouterLost):
             self._waiting.drop_all_of(event.router)
             for job in self._jobs():
@@ -161,9 +159,7 @@ class PrefillScheduler(ForwardScheduler):
     def settle(self) -> bool:
         """Handles handovers and completed forward passes. Returns whether a pass was collected, in a mixed worker maybe
         a decode step before prompts."""
-        self._cache.free_deferred_pages()
-        if (places := self._adapters.poll()) is not None:
-            self._outbox.to_router(places)
+        self.settle_memory()
         self._settle_handovers()
         self._recorder.lap("settle")
         worked = False

@@ -23,12 +23,13 @@ class AdapterRef:
     """One adapter's content and its place.
 
     Attributes:
-        content_hash: hex digest of everything that the adapter computes with.
+        content_hash: hex digest of all tensors and scales, 32 digits. Two directories have the same hash exactly if
+            they compute the same.
         path: its PEFT directory.
         rank: largest rank of its modules.
-        targets: last parts of the adapted modules' names, sorted.
+        targets: last parts of the adapted modules' names ("q_proj"), sorted.
         num_bytes: size of its tensors in the checkpoint.
-        base_model: the adapter's own name of its base model; may be empty.
+        base_model: base_model_name_or_path of its configuration, for people; may be empty.
     """
 
     content_hash: str

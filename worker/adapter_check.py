@@ -7,7 +7,6 @@ from tandem.adapters import AdapterRef
 from tandem.engine.adapters.peft import read_info
 from tandem.engine.config import EngineConfig
 from tandem.engine.models.config import ModelConfig
-from tandem.worker.adapter_uses import ref_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ def read_adapter(engine: EngineConfig, path: Path) -> AdapterRef:
     if not engine.max_loras:
         raise ValueError("the workers take no adapters: start the cluster with --max-loras")
     model = ModelConfig.from_dir(Path(engine.model_dir)).quantized(engine.quantization)
-    return ref_of(read_info(path, model, engine.max_lora_rank))
+    return read_info(path, model, engine.max_lora_rank)
 
 
 def path_below(root: str, path: str) -> Path:

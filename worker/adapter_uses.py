@@ -3,10 +3,9 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tandem.adapters import AdapterRef
-from tandem.engine.adapters.base import NO_ADAPTER, AdapterError, AdapterInfo, Adapters, AdapterState
+from tandem.engine.adapters.base import NO_ADAPTER, AdapterError, Adapters, AdapterState
 from tandem.messages import AdapterPlaces, Failed, Unservable, WorkerStats
 from tandem.prefix import split_namespace
 
@@ -239,11 +238,11 @@ class AdapterUses:
         known = self._known.get(ref.content_hash)
         if known is None:
             known = self._known[ref.content_hash] = _Known(ref, now)
-            self._adapters.add(_info(ref))
+            self._adapters.add(ref)
         elif known.failure and (known.ref.path != ref.path or now > known.failed_at + RETRY_S):
             # The files may be there now, or under the path of another name.
             known.ref, known.failure = ref, ""
-            self._adapters.add(_info(ref))
+            self._adapters.add(ref)
         known.wanted_at = now
         if not known.failure:
             self._adapters.prefetch(ref.content_hash)
@@ -293,11 +292,3 @@ def adapter_failure(request_id: str, attempt: int, use: AdapterUse) -> Failed | 
         return None
     reason = f"the adapter cannot be used: {use.failure}"
     return (Failed if use.may_do_better else Unservable)(request_id, attempt, reason)
-
-
-def ref_of(info: AdapterInfo) -> AdapterRef:
-    return AdapterRef(info.content_hash, str(info.path), info.rank, info.targets, info.num_bytes, info.base_model)
-
-
-def _info(ref: AdapterRef) -> AdapterInfo:
-    return AdapterInfo(ref.content_hash, Path(ref.path), ref.rank, ref.targets, ref.num_bytes, ref.base_model)

@@ -15,7 +15,7 @@ from tandem.recording import Recorder
 from tandem.rpc.credentials import ClusterCredentials
 from tandem.worker.adapter_uses import AdapterUses
 from tandem.worker.config import WorkerConfig
-from tandem.worker.events import Event
+from tandem.worker.events import AdaptersListed, Event
 from tandem.worker.forward_timer import ForwardTimer
 from tandem.worker.page_tier import PageTier
 from tandem.worker.stats import worker_stats
@@ -80,6 +80,7 @@ class ForwardScheduler(Scheduler):
         self,
         engine: EngineBase,
         cache: CacheManager,
+        outbox: Outbox,
         clock: Callable[[], float],
         recorder: Recorder | None,
         timer: ForwardTimer | None,
@@ -89,9 +90,14 @@ class ForwardScheduler(Scheduler):
         self._engine = engine
         self._launches = engine.launches
         self._cache = cache
+        self._outbox = outbox
         self._recorder = recorder or Recorder()
         self._timer = timer or ForwardTimer(engine.pool.device.type, clock, engine.experts)
         self._adapters = adapters or AdapterUses(engine.adapters, clock)
+
+    def receive(self, event: Event) -> None:
+        if isinstance(event, AdaptersListed):
+            self._adapters.set_listed(event.content_hashes)
 
     def stats(self) -> WorkerStats:
         return worker_stats(self._engine, self._cache, self._timer, self.own_stats(), self._adapters.stats())
@@ -101,6 +107,12 @@ class ForwardScheduler(Scheduler):
 
     def check_integrity(self) -> str:
         return self._cache.check_integrity()
+
+    def settle_memory(self) -> None:
+        """Frees pages that no forward pass uses any more, and tells routers the adapters' new places."""
+        self._cache.free_deferred_pages()
+        if (places := self._adapters.poll()) is not None:
+            self._outbox.to_router(places)
 
     @abstractmethod
     def own_stats(self) -> WorkerStats:

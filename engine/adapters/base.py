@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+
+from tandem.adapters import AdapterRef
 
 # Slot of a sequence without an adapter, and of padding.
 NO_ADAPTER = -1
@@ -32,28 +33,6 @@ class AdapterLimits:
     host_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterInfo:
-    """A checked adapter.
-
-    Attributes:
-        content_hash: hex digest of all tensors and scales, 32 digits. Two directories have the same hash exactly if
-            they compute the same.
-        path: its PEFT directory.
-        rank: largest rank of its modules.
-        targets: last parts of the adapted modules' names ("q_proj"), sorted.
-        num_bytes: size of its tensors in the checkpoint.
-        base_model: base_model_name_or_path of its configuration, for people; may be empty.
-    """
-
-    content_hash: str
-    path: Path
-    rank: int
-    targets: tuple[str, ...]
-    num_bytes: int
-    base_model: str
-
-
 class AdapterState(Enum):
     """Place of a known adapter."""
 
@@ -79,7 +58,7 @@ class Adapters(ABC):
     on_loaded: Callable[[], None]
 
     @abstractmethod
-    def add(self, info: AdapterInfo) -> None:
+    def add(self, info: AdapterRef) -> None:
         """Makes an adapter known, without loading it. A known hash takes the new path, and may load again if it
         failed."""
 

@@ -1,11 +1,11 @@
 """Adapters of a follower, which loads in the leader's order."""
 
+import os
 import struct
 from collections import OrderedDict
-from pathlib import Path
 from typing import NamedTuple
 
-from tandem.engine.adapters.base import AdapterInfo
+from tandem.adapters import AdapterRef
 from tandem.engine.adapters.host import HostAdapter
 from tandem.engine.adapters.loader import AdapterLoader, Load
 from tandem.engine.adapters.slots import AdapterSlots
@@ -26,10 +26,10 @@ class LoadOrder(NamedTuple):
     number: int
     slot: int
     content_hash: str
-    path: Path
+    path: str
 
     def encode(self) -> bytes:
-        return _HEADER.pack(_MARK, self.number, self.slot, self.content_hash.encode()) + bytes(self.path)
+        return _HEADER.pack(_MARK, self.number, self.slot, self.content_hash.encode()) + os.fsencode(self.path)
 
     @classmethod
     def decode(cls, message: bytes) -> "LoadOrder | None":
@@ -37,7 +37,7 @@ class LoadOrder(NamedTuple):
         if int.from_bytes(message[:8], "little") != _MARK:
             return None
         _, number, slot, content_hash = _HEADER.unpack_from(message)
-        return cls(number, slot, content_hash.decode(), Path(message[_HEADER.size :].decode()))
+        return cls(number, slot, content_hash.decode(), os.fsdecode(message[_HEADER.size :]))
 
 
 class FollowerAdapters:
@@ -52,7 +52,7 @@ class FollowerAdapters:
 
     def load(self, order: LoadOrder) -> None:
         """Begins to load. Launched forward passes may still use the slot's earlier adapter."""
-        info = AdapterInfo(order.content_hash, order.path, 0, (), 0, "")
+        info = AdapterRef(order.content_hash, order.path, 0, (), 0)
         host = self._hosts.get(order.content_hash)
         self._loader.submit(Load(order.number, info, order.slot, host, self._slots.fence()))
 

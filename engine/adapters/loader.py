@@ -5,11 +5,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from tandem.engine.adapters.base import AdapterError, AdapterInfo
+from tandem.adapters import AdapterRef
+from tandem.engine.adapters.base import AdapterError
 from tandem.engine.adapters.host import HostAdapter, cut_adapter
 from tandem.engine.adapters.peft import read_adapter
 from tandem.engine.adapters.slots import AdapterSlots
@@ -34,7 +36,7 @@ class Load(NamedTuple):
     """
 
     number: int
-    info: AdapterInfo
+    info: AdapterRef
     slot: int | None
     host: HostAdapter | None
     after: "torch.cuda.Event | None"
@@ -123,8 +125,8 @@ class AdapterLoader:
         if has_failed:
             raise AdapterError(f"adapter {load.info.path} could not be loaded on another rank; its log says why")
 
-    def _read(self, info: AdapterInfo) -> HostAdapter:
-        adapter = read_adapter(info.path, self._model, self._slots.max_rank)
+    def _read(self, info: AdapterRef) -> HostAdapter:
+        adapter = read_adapter(Path(info.path), self._model, self._slots.max_rank)
         if adapter.info.content_hash != info.content_hash:
             raise AdapterError(f"the adapter in {info.path} has changed since it was added: load it again")
         return cut_adapter(adapter, self._slots.held, self._slots.dtype)

@@ -4,13 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.engine.adapters.base import (
-    AdapterError,
-    AdapterInfo,
-    AdapterLimits,
-    Adapters,
-    AdapterState,
-)
+from tandem.adapters import AdapterRef
+from tandem.engine.adapters.base import AdapterError, AdapterLimits, Adapters, AdapterState
 from tandem.engine.adapters.host import HostAdapter
 from tandem.engine.adapters.loader import AdapterLoader, Load
 from tandem.engine.adapters.slots import AdapterSlots
@@ -37,7 +32,7 @@ class _Adapter:
         makes_room_for: takes no new uses until it has lost its slot to this adapter, or that one waits no more.
     """
 
-    info: AdapterInfo
+    info: AdapterRef
     slot: int | None = None
     host: HostAdapter | None = None
     loading: int = 0
@@ -84,7 +79,7 @@ class AdapterManager(Adapters):
         else:
             self._loader = AdapterLoader(slots, model, lambda: self.on_loaded(), ranks.has_load_failed)
 
-    def add(self, info: AdapterInfo) -> None:
+    def add(self, info: AdapterRef) -> None:
         adapter = self._held.setdefault(info.content_hash, _Adapter(info))
         adapter.info, adapter.error, adapter.is_removed = info, "", False
 

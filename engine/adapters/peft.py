@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.engine.adapters.base import AdapterError, AdapterInfo
+from tandem.adapters import AdapterRef
+from tandem.engine.adapters.base import AdapterError
 from tandem.engine.adapters.modules import adapted_modules
 from tandem.engine.adapters.peft_config import PeftConfig
 from tandem.engine.models.config import ModelConfig
@@ -47,12 +48,12 @@ class PeftAdapter(NamedTuple):
         content: the file's bytes, which the info's hash covers.
     """
 
-    info: AdapterInfo
+    info: AdapterRef
     modules: Mapping[str, ModuleTensors]
     content: Content
 
 
-def read_info(path: Path, model: ModelConfig, max_rank: int) -> AdapterInfo:
+def read_info(path: Path, model: ModelConfig, max_rank: int) -> AdapterRef:
     """Checks an adapter and hashes its content, about a second per GB.
 
     Raises:
@@ -86,9 +87,9 @@ def read_adapter(path: Path, model: ModelConfig, max_rank: int) -> PeftAdapter:
         raise AdapterError(str(error)) from error
     if len(content) < max((place.end for place in places.values()), default=0):
         raise AdapterError(f"{file} changed while it was read")
-    info = AdapterInfo(
+    info = AdapterRef(
         _hash(modules, content),
-        path,
+        str(path),
         max(module.rank for module in modules.values()),
         tuple(sorted({name.rpartition(".")[2] for name in modules})),
         sum(place.end - place.begin for place in places.values()),

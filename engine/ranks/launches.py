@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from tandem.engine.adapters.base import AdapterInfo
+from tandem.adapters import AdapterRef
 from tandem.engine.batch import Batch
 from tandem.engine.prompt_logprobs import ScoredRows
 from tandem.engine.ranks.record import GraphSize
@@ -31,7 +31,7 @@ class RankLaunches(ABC):
         """
 
     @abstractmethod
-    def publish_load(self, slot: int, info: AdapterInfo) -> int:
+    def publish_load(self, slot: int, info: AdapterRef) -> int:
         """Orders the followers to load an adapter, behind the forward passes published so far.
 
         Returns:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandem.engine.adapters.base import AdapterInfo
+from tandem.adapters import AdapterRef
 from tandem.engine.adapters.follower import LoadOrder
 from tandem.engine.batch import Batch
 from tandem.engine.prompt_logprobs import ScoredRows
@@ -58,7 +58,7 @@ class ForwardRecorder(RankLaunches):
         self._ring.write(record.encode())
         return self._number
 
-    def publish_load(self, slot: int, info: AdapterInfo) -> int:
+    def publish_load(self, slot: int, info: AdapterRef) -> int:
         self._num_loads += 1
         self._ring.write(LoadOrder(self._num_loads, slot, info.content_hash, info.path).encode())
         return self._num_loads

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from tandem.adapters import AdapterRef
-from tandem.engine.adapters.base import AdapterError, AdapterInfo, AdapterLimits, Adapters, AdapterState
+from tandem.engine.adapters.base import AdapterError, AdapterLimits, Adapters, AdapterState
 
 
 def make_ref(content: str, path: str = "") -> AdapterRef:
@@ -35,8 +35,8 @@ class ScriptedAdapters(Adapters):
     def fail(self, content_hash: str, error: str) -> None:
         self._states[content_hash], self._errors[content_hash] = AdapterState.FAILED, error
 
-    def add(self, info: AdapterInfo) -> None:
-        self.known[info.content_hash] = str(info.path)
+    def add(self, info: AdapterRef) -> None:
+        self.known[info.content_hash] = info.path
         self._errors.pop(info.content_hash, None)
         if self._states.get(info.content_hash) in (None, AdapterState.FAILED):
             self._states[info.content_hash] = AdapterState.ON_DISK

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.adapters.base import NO_ADAPTER, AdapterInfo
+from tandem.adapters import AdapterRef
+from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.adapters.peft import read_info
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
@@ -28,7 +29,7 @@ SCORED = SamplingParams(1, num_logprobs=0)
 
 
 @pytest.fixture(scope="module")
-def infos(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterInfo]:
+def infos(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
     root, config = tmp_path_factory.mktemp("adapters"), ModelConfig.from_dir(model_dir)
     paths = [
         write_adapter(root / str(seed), config, rank, seed=seed, size=0.3) for seed, rank in enumerate((8, 16, 3, 16))
@@ -51,7 +52,7 @@ def build(model_dir: Path, device: str, dtype: str, graphs: int = 0) -> Engine:
     return build_engine(config, f"adapters-{device}-{dtype}-{graphs}", lambda doing: None)
 
 
-def acquired(engine: Engine, info: AdapterInfo) -> int:
+def acquired(engine: Engine, info: AdapterRef) -> int:
     assert engine.adapters is not None
     engine.adapters.add(info)
     deadline = time.monotonic() + DEADLINE_S
@@ -64,7 +65,7 @@ def acquired(engine: Engine, info: AdapterInfo) -> int:
 class Run:
     """Prompts with three adapters and without, then steps, with an adapter that takes another's slot on the way."""
 
-    def __init__(self, engine: Engine, infos: list[AdapterInfo], forced: list[list[int]] | None = None) -> None:
+    def __init__(self, engine: Engine, infos: list[AdapterRef], forced: list[list[int]] | None = None) -> None:
         self.logprobs: list[float] = []
         self.ids: list[list[int]] = []
         self._engine = engine
@@ -104,7 +105,7 @@ class Run:
             sequence.token_ids.append(token_id)
 
 
-def test_float32_tokens_are_those_of_a_cpu(model_dir: Path, infos: list[AdapterInfo]) -> None:
+def test_float32_tokens_are_those_of_a_cpu(model_dir: Path, infos: list[AdapterRef]) -> None:
     expected = Run(build(model_dir, "cpu", "float32"), infos)
     found = Run(build(model_dir, "cuda", "float32"), infos)
     assert found.ids == expected.ids
@@ -112,7 +113,7 @@ def test_float32_tokens_are_those_of_a_cpu(model_dir: Path, infos: list[AdapterI
 
 
 def test_graphs_compute_what_single_launches_compute(
-    model_dir: Path, infos: list[AdapterInfo], monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, infos: list[AdapterRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = Run(build(model_dir, "cpu", "float32"), infos)
     single = Run(build(model_dir, "cuda", "bfloat16"), infos, expected.ids)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.engine.adapters.base import NO_ADAPTER, AdapterError, AdapterInfo, AdapterLimits, AdapterState
+from tandem.adapters import AdapterRef
+from tandem.engine.adapters.base import NO_ADAPTER, AdapterError, AdapterLimits, AdapterState
 from tandem.engine.adapters.follower import FollowerAdapters, LoadOrder
 from tandem.engine.adapters.manager import AdapterManager
 from tandem.engine.adapters.peft import read_info
@@ -66,7 +67,7 @@ def engine_of(model_dir: str, collectives: Collectives | None, memory: Memory) -
     return engine
 
 
-def loaded(engine: Engine, info: AdapterInfo) -> int:
+def loaded(engine: Engine, info: AdapterRef) -> int:
     assert engine.adapters is not None
     if info.content_hash not in engine.adapters.states():
         engine.adapters.add(info)
@@ -77,7 +78,7 @@ def loaded(engine: Engine, info: AdapterInfo) -> int:
     return slot
 
 
-def tokens_of(engine: Engine, infos: list[AdapterInfo]) -> list[int]:
+def tokens_of(engine: Engine, infos: list[AdapterRef]) -> list[int]:
     """Computes a sequence with each adapter beside one without, in one slot."""
     ids: list[int] = []
     plain = TokenSequence([1, 2, 3, 4, 5], 5, PageTable(range(4)), table_id=1)
@@ -104,13 +105,13 @@ def tokens_of(engine: Engine, infos: list[AdapterInfo]) -> list[int]:
 
 
 @pytest.fixture
-def infos(model_dir: str, tmp_path: Path) -> list[AdapterInfo]:
+def infos(model_dir: str, tmp_path: Path) -> list[AdapterRef]:
     config = ModelConfig.from_dir(Path(model_dir))
     paths = [write_adapter(tmp_path / str(seed), config, 4, seed=seed, size=2.0) for seed in range(3)]
     return [read_info(path, config, 4) for path in paths]
 
 
-def test_follower_loads_into_the_same_slots(model_dir: str, infos: list[AdapterInfo]) -> None:
+def test_follower_loads_into_the_same_slots(model_dir: str, infos: list[AdapterRef]) -> None:
     order = [infos[0], infos[1], infos[0], infos[2]]
     single = engine_of(model_dir, None, Memory())
     expected = tokens_of(single, order)
@@ -134,7 +135,7 @@ def test_follower_loads_into_the_same_slots(model_dir: str, infos: list[AdapterI
     assert len(set(expected)) > 3
 
 
-def test_adapter_that_a_follower_cannot_load_is_refused(model_dir: str, infos: list[AdapterInfo]) -> None:
+def test_adapter_that_a_follower_cannot_load_is_refused(model_dir: str, infos: list[AdapterRef]) -> None:
     memory, info, is_lost = Memory(), infos[0], threading.Event()
 
     def refusal(engine: Engine) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.adapters import AdapterRef
 from tandem.engine.adapters import manager as manager_module
-from tandem.engine.adapters.base import AdapterError, AdapterInfo, AdapterLimits, AdapterState
+from tandem.engine.adapters.base import AdapterError, AdapterLimits, AdapterState
 from tandem.engine.adapters.manager import FIRST_USE_S, PATIENCE_S, AdapterManager
 from tandem.engine.adapters.peft import read_info
 from tandem.engine.adapters.slots import AdapterSlots
@@ -44,12 +45,12 @@ class Adapters:
     def _on_loaded(self) -> None:
         self.num_told += 1
 
-    def add(self, seed: int) -> AdapterInfo:
+    def add(self, seed: int) -> AdapterRef:
         info = read_info(write_adapter(self._root / str(seed), self._model, 4, seed=seed), self._model, MAX_RANK)
         self.manager.add(info)
         return info
 
-    def loaded(self, info: AdapterInfo) -> int:
+    def loaded(self, info: AdapterRef) -> int:
         """Asks for the adapter until it is there."""
         deadline = time.monotonic() + DEADLINE_S
         while (slot := self.manager.acquire(info.content_hash)) is None:

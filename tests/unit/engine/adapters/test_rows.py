@@ -17,7 +17,9 @@ NUM_SLOTS = 5
 def slot_of_each_row(rows: AdapterRows) -> list[int]:
     """Returns the slots, as kernels find them; all rows are in one tile."""
     found: dict[int, int] = {}
-    num_adapted, num_all = rows.num_tiles.tolist()
+    num_adapted, num_all, num_adapters = rows.num_tiles.tolist()
+    slots = rows.row_slots.tolist()
+    assert rows.adapter_slots[:num_adapters].tolist() == sorted(set(slots) - {NO_ADAPTER})
     for tile in range(num_all):
         slot, begin, end = (int(part[tile]) for part in (rows.tile_slots, rows.tile_begins, rows.tile_ends))
         assert 0 < end - begin <= rows.tile_rows
@@ -25,6 +27,7 @@ def slot_of_each_row(rows: AdapterRows) -> list[int]:
         for row in rows.order[begin:end].tolist():
             assert row not in found
             found[row] = slot
+    assert slots == [found[row] for row in range(len(rows.order))]
     return [found[row] for row in range(len(rows.order))]
 
 
