@@ -32,6 +32,8 @@ OUTPUTS = ((0, 64), (2048, 128), (8192, 256))
 MAX_OUTPUTS_OF_LARGE_TILES = 128
 # A tile has as many of the gate and of the other half.
 MAX_GATED_OUTPUTS = 128
+# Ranks of all parts that a block multiplies at once, so that rows are read once.
+MAX_COLUMNS = 128
 
 
 class Shape(NamedTuple):
@@ -42,6 +44,7 @@ class Shape(NamedTuple):
         depth: inputs of a step.
         num_splits, num_steps: of each row's product with A.
         outputs: of a tile of the product with B.
+        num_warps: of a block that multiplies by B.
     """
 
     num_tile_blocks: int
@@ -49,12 +52,13 @@ class Shape(NamedTuple):
     num_splits: int
     num_steps: int
     outputs: int
+    num_warps: int = 4
 
 
 def shape_for(rows: AdapterRows, weights: AdapterWeights) -> Shape:
     in_size, num_rows, num_tiles = weights.a.shape[-1], len(rows.order), len(rows.tile_slots)
     is_small = rows.tile_rows == TILE_ROWS[0][1]
-    least_blocks = max(1, num_rows // rows.tile_rows) * weights.num_parts
+    least_blocks = max(1, num_rows // rows.tile_rows) * _num_groups(weights)
     wanted = max(1, min(MAX_SPLITS, NUM_BLOCKS // least_blocks, in_size // MIN_SPLIT))
     depth = 128 if is_small else 64
     num_steps = -(-in_size // (depth * wanted))
@@ -140,7 +144,7 @@ class TritonProducts(AdapterProducts):
             ROWS=rows.tile_rows,
             OUTPUTS=shape.outputs,
             EXACT=out.dtype is torch.float32,
-            num_warps=4,
+            num_warps=shape.num_warps,
         )
 
     def expand_gated(
@@ -169,7 +173,7 @@ class TritonProducts(AdapterProducts):
             ROWS=rows.tile_rows,
             OUTPUTS=outputs,
             EXACT=out.dtype is torch.float32,
-            num_warps=4,
+            num_warps=shape.num_warps,
         )
         return out
 
@@ -184,7 +188,7 @@ class TritonProducts(AdapterProducts):
     def _shrink(
         self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shape: Shape, shrunk: torch.Tensor
     ) -> None:
-        launch: Any = _shrink[shape.num_tile_blocks, weights.num_parts, shape.num_splits]
+        launch: Any = _shrink[shape.num_tile_blocks, _num_groups(weights), shape.num_splits]
         launch(
             x,
             weights.a,
@@ -197,6 +201,7 @@ class TritonProducts(AdapterProducts):
             shape.num_steps,
             PARTS=weights.num_parts,
             RANK=shrunk.shape[-1],
+            COLUMNS=_columns(weights),
             ROWS=rows.tile_rows,
             DEPTH=shape.depth,
             EXACT=x.dtype is torch.float32,
@@ -207,6 +212,16 @@ class TritonProducts(AdapterProducts):
 
 def _held_rank(weights: AdapterWeights) -> int:
     return max(MIN_RANK, triton.next_power_of_2(weights.max_rank))
+
+
+def _columns(weights: AdapterWeights) -> int:
+    rank = _held_rank(weights)
+    columns: int = rank * triton.next_power_of_2(weights.num_parts)
+    return columns if columns <= MAX_COLUMNS else rank
+
+
+def _num_groups(weights: AdapterWeights) -> int:
+    return -(-weights.num_parts * _held_rank(weights) // _columns(weights))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_steps"])
@@ -226,24 +241,28 @@ def _shrink(  # type: ignore[no-untyped-def]
     num_steps,
     PARTS: tl.constexpr,
     RANK: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    part, split = tl.program_id(1), tl.program_id(2)
-    i, r, k = tl.arange(0, ROWS), tl.arange(0, RANK), tl.arange(0, DEPTH)
+    """A block multiplies by the ranks of one part after another, COLUMNS in all."""
+    split = tl.program_id(2)
+    i, j, k = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+    part, r = tl.program_id(1) * (COLUMNS // RANK) + j // RANK, j % RANK
+    has_part = part < PARTS
     first = split * num_steps * DEPTH
     for tile in range(tl.program_id(0), tl.load(tile_count), tl.num_programs(0)):
         matrix = tl.load(tile_slots + tile) * PARTS + part
         places = tl.load(tile_begins + tile) + i
         has_row = places < tl.load(tile_ends + tile)
-        rank = tl.load(ranks + matrix)
+        rank = tl.load(ranks + matrix, mask=has_part, other=0)
         rows = tl.load(order + places, mask=has_row, other=0)
-        if rank > 0:
+        if tl.max(rank, 0) > 0:
             has_rank = r < rank
             x_rows = x + rows.to(tl.int64) * in_size
             a_rows = a + (matrix.to(tl.int64) * max_rank + r) * in_size
-            sums = tl.zeros((ROWS, RANK), dtype=tl.float32)
+            sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
             for step in range(num_steps):
                 columns = first + step * DEPTH + k
                 has_column = columns < in_size
@@ -255,8 +274,8 @@ def _shrink(  # type: ignore[no-untyped-def]
                     sums = tl.dot(inputs, factors, sums, input_precision="ieee")
                 else:
                     sums = tl.dot(inputs, factors, sums)
-            numbers = (split * PARTS + part).to(tl.int64) * num_rows + places
-            tl.store(out + numbers[:, None] * RANK + r[None, :], sums, mask=has_row[:, None])
+            numbers = (split * PARTS + part)[None, :].to(tl.int64) * num_rows + places[:, None]
+            tl.store(out + numbers * RANK + r[None, :], sums, mask=has_row[:, None] & has_part[None, :])
 
 
 @triton.jit(do_not_specialize=["num_rows"])
