@@ -13,7 +13,7 @@ from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.adapters.peft import read_info
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import QUANTIZATIONS, EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.models.config import ModelConfig
@@ -37,11 +37,12 @@ def infos(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Ada
     return [read_info(path, config, MAX_RANK) for path in paths]
 
 
-def build(model_dir: Path, device: str, dtype: str, graphs: int = 0) -> Engine:
+def build(model_dir: Path, device: str, dtype: str, graphs: int = 0, quantization: str = QUANTIZATIONS[0]) -> Engine:
     config = EngineConfig(
         str(model_dir),
         device=device,
         dtype=dtype,
+        quantization=quantization,
         num_pages=NUM_PAGES,
         cuda_graph_max_bs=graphs,
         prefill_cuda_graphs=graphs > 0,
@@ -49,7 +50,7 @@ def build(model_dir: Path, device: str, dtype: str, graphs: int = 0) -> Engine:
         max_loras=3,
         max_lora_rank=MAX_RANK,
     )
-    return build_engine(config, f"adapters-{device}-{dtype}-{graphs}", lambda doing: None)
+    return build_engine(config, f"adapters-{device}-{dtype}-{graphs}-{quantization}", lambda doing: None)
 
 
 def acquired(engine: Engine, info: AdapterRef) -> int:
@@ -112,12 +113,13 @@ def test_float32_tokens_are_those_of_a_cpu(model_dir: Path, infos: list[AdapterR
     assert found.logprobs == pytest.approx(expected.logprobs, abs=2e-3)
 
 
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_graphs_compute_what_single_launches_compute(
-    model_dir: Path, infos: list[AdapterRef], monkeypatch: pytest.MonkeyPatch
+    model_dir: Path, infos: list[AdapterRef], monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
-    expected = Run(build(model_dir, "cpu", "float32"), infos)
-    single = Run(build(model_dir, "cuda", "bfloat16"), infos, expected.ids)
-    engine = build(model_dir, "cuda", "bfloat16", graphs=8)
+    expected = Run(build(model_dir, "cpu", "float32", quantization=quantization), infos)
+    single = Run(build(model_dir, "cuda", "bfloat16", quantization=quantization), infos, expected.ids)
+    engine = build(model_dir, "cuda", "bfloat16", 8, quantization)
 
     def refuse(self: DecodeGraphs, *_: Any) -> Any:
         raise AssertionError("an adapter that takes a slot needs no new graph")
