@@ -6,7 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
+from tandem.engine.adapters.graphs import AdaptedGraph
+from tandem.engine.adapters.ops import AdapterBatch
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
@@ -21,14 +23,12 @@ class _Graph(NamedTuple):
     Attributes:
         staged: (aligned(8 * (2 * batch_size + NUM_STAGED)),) uint8, int64 numbers: the tokens known on the host, each
             row's index in the memory of tokens, and staged_rows.
-        adapters: None without slots.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: AdaptedGraph
     attention: GraphedAttention
     input_ids: torch.Tensor
     staged: torch.Tensor
-    adapters: GraphedAdapters | None
 
 
 class GraphOutput(NamedTuple):
@@ -67,7 +67,6 @@ class DecodeGraphs:
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
-        self._shallow = model.shallow()
         self._device = device
         self._slots = slots
         self._graphs: dict[int, _Graph] = {}
@@ -112,10 +111,11 @@ class DecodeGraphs:
         index = [row if row >= 0 else self._max_batch_size + i for i, row in enumerate(rows)]
         counted = staged_rows(num_sequences, num_sequences)
         Packed(np.concatenate((np.array(known_ids + index, np.int64), counted))).copy_to(graph.staged)
-        if graph.adapters is not None:
+        slots = None
+        if batch.has_adapters:
             token_slots = batch.adapter_slots()
-            graph.adapters.stage(token_slots, token_slots)
-        graph.graph.replay()
+            slots = token_slots, token_slots
+        graph.graph.replay(slots)
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
@@ -124,20 +124,19 @@ class DecodeGraphs:
         index, counted = staged[size : 2 * size], staged[2 * size : 2 * size + NUM_STAGED]
         # All rows are padding.
         attention.plan(())
-        adapters = None if self._slots is None else self._slots.graphed(size, None)
-        of_adapters = None if adapters is None else adapters.batch
+        graphed = None if self._slots is None else self._slots.graphed(size, None)
 
-        def step(model: Model) -> None:
+        def step(model: Model, adapters: AdapterBatch | None) -> None:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             with model.counting(counted):
                 logits = model.forward(
-                    input_ids, attention.positions, attention, None, out=self._logits[:size], adapters=of_adapters
+                    input_ids, attention.positions, attention, None, out=self._logits[:size], adapters=adapters
                 )
             if model.samples:
                 self._most_likely.find(logits, self._tokens[:size])
 
-        graph = capture.capture(lambda: step(self._model), lambda: step(self._shallow))
-        return _Graph(graph, attention, input_ids, staged.view(torch.uint8), adapters)
+        graph = AdaptedGraph(capture, step, self._model, graphed)
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))
 
 
 def _num_staged(batch_size: int) -> int:

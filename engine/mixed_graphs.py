@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from tandem.engine.adapters.base import NO_ADAPTER
-from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
+from tandem.engine.adapters.graphs import AdaptedGraph
+from tandem.engine.adapters.ops import AdapterBatch
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
@@ -69,14 +71,12 @@ class _Graph(NamedTuple):
     """
     Attributes:
         input_ids: decoded tokens with padding, then prompt tokens with padding.
-        adapters: None without slots.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: AdaptedGraph
     decode: GraphedAttention
     prefill: GraphedAttention
     input_ids: torch.Tensor
-    adapters: GraphedAdapters | None
 
 
 class MixedGraphs:
@@ -101,7 +101,6 @@ class MixedGraphs:
             return
         self._model = model
         self._backend = attention
-        self._shallow = model.shallow()
         self._device = device
         self._slots = slots
         # Shared by graphs of all sizes: a row for each decoded sequence, then one for each prompt that ends, without
@@ -148,10 +147,11 @@ class MixedGraphs:
             self._tokens[: len(fed_ids)].copy_(fed_ids)
         rows = batch.logits_rows()
         Packed(staged_numbers(batch, rows, *size, self._first_staged)).copy_to(self._staged)
-        if graph.adapters is not None:
+        slots = None
+        if batch.has_adapters:
             token_slots = batch.adapter_slots()
-            graph.adapters.stage(padded_slots(token_slots, len(batch.decoded), size[0]), token_slots[rows])
-        graph.graph.replay()
+            slots = padded_slots(token_slots, len(batch.decoded), size[0]), token_slots[rows]
+        graph.graph.replay(slots)
         return GraphOutput(self._logits[: len(rows)], self._tokens[: len(rows)], self._newest_ids[: len(rows)])
 
     def _capture(
@@ -170,22 +170,21 @@ class MixedGraphs:
         # All tokens are padding.
         decode.plan(())
         prefill.plan(())
-        adapters = None if self._slots is None else self._slots.graphed(num_tokens, num_rows)
-        of_adapters = None if adapters is None else adapters.batch
+        graphed = None if self._slots is None else self._slots.graphed(num_tokens, num_rows)
 
-        def run(model: Model) -> None:
+        def run(model: Model, adapters: AdapterBatch | None) -> None:
             torch.index_select(self._tokens, 0, index, out=input_ids)
             positions = torch.cat((decode.positions, prefill.positions))
             torch.index_select(input_ids, 0, rows, out=self._newest_ids[:num_rows])
             with model.counting(counted):
                 logits = model.forward(
-                    input_ids, positions, attention, rows, out=self._logits[:num_rows], adapters=of_adapters
+                    input_ids, positions, attention, rows, out=self._logits[:num_rows], adapters=adapters
                 )
             if model.samples:
                 self._most_likely.find(logits, self._tokens[:num_rows])
 
-        graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
-        return _Graph(graph, decode, prefill, input_ids, adapters)
+        graph = AdaptedGraph(capture, run, self._model, graphed)
+        return _Graph(graph, decode, prefill, input_ids)
 
 
 def padded_slots(

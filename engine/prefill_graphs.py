@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
+from tandem.engine.adapters.graphs import AdaptedGraph
+from tandem.engine.adapters.ops import AdapterBatch
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
@@ -29,14 +31,12 @@ class _Graph(NamedTuple):
     Attributes:
         staged: (aligned(8 * (num_tokens + MAX_PROMPTS + NUM_STAGED)),) uint8, int64 numbers: the tokens to compute, the
             rows that need logits, and staged_rows.
-        adapters: None without slots.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: AdaptedGraph
     attention: GraphedAttention
     input_ids: torch.Tensor
     staged: torch.Tensor
-    adapters: GraphedAdapters | None
 
 
 class PrefillGraphs:
@@ -55,7 +55,6 @@ class PrefillGraphs:
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
-        self._shallow = model.shallow()
         self._device = device
         self._slots = slots
         self._graphs: dict[int, _Graph] = {}
@@ -91,10 +90,11 @@ class PrefillGraphs:
         staged = [*batch.known_ids(), *padding, *rows, *[0] * (MAX_PROMPTS - len(rows))]
         counted = staged_rows(num_tokens, len(rows))
         Packed(np.concatenate((np.array(staged, np.int64), counted))).copy_to(graph.staged)
-        if graph.adapters is not None:
+        slots = None
+        if batch.has_adapters:
             token_slots = batch.adapter_slots()
-            graph.adapters.stage(token_slots, token_slots[rows])
-        graph.graph.replay()
+            slots = token_slots, token_slots[rows]
+        graph.graph.replay(slots)
         return GraphOutput(self._logits[: len(rows)], self._token_ids[: len(rows)])
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
@@ -103,16 +103,15 @@ class PrefillGraphs:
         input_ids, rows, counted = staged[: size + MAX_PROMPTS + NUM_STAGED].split((size, MAX_PROMPTS, NUM_STAGED))
         # All tokens are padding.
         attention.plan(())
-        adapters = None if self._slots is None else self._slots.graphed(size, MAX_PROMPTS)
-        of_adapters = None if adapters is None else adapters.batch
+        graphed = None if self._slots is None else self._slots.graphed(size, MAX_PROMPTS)
 
-        def run(model: Model) -> None:
+        def run(model: Model, adapters: AdapterBatch | None) -> None:
             with model.counting(counted):
                 logits = model.forward(
-                    input_ids, attention.positions, attention, rows, out=self._logits, adapters=of_adapters
+                    input_ids, attention.positions, attention, rows, out=self._logits, adapters=adapters
                 )
             if model.samples:
                 self._most_likely.find(logits, self._token_ids)
 
-        graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
-        return _Graph(graph, attention, input_ids, staged.view(torch.uint8), adapters)
+        graph = AdaptedGraph(capture, run, self._model, graphed)
+        return _Graph(graph, attention, input_ids, staged.view(torch.uint8))

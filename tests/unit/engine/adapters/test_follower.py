@@ -168,6 +168,6 @@ def test_adapter_that_a_follower_cannot_load_is_refused(model_dir: str, infos: l
 
 
 def test_order_survives_its_encoding() -> None:
-    order = LoadOrder(7, 3, "0123456789abcdef" * 2, Path("/adapters/ä b"))
+    order = LoadOrder(7, 3, "0123456789abcdef" * 2, "/adapters/ä b")
     assert LoadOrder.decode(order.encode()) == order
     assert LoadOrder.decode((1).to_bytes(8, "little") + b"record") is None

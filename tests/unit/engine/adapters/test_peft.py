@@ -62,7 +62,7 @@ def reverse(path: Path) -> None:
 
 def test_info_describes_the_adapter(path: Path, model: ModelConfig) -> None:
     info = read_info(path, model, MAX_RANK)
-    assert (info.path, info.rank, info.base_model) == (path, 8, "a/base")
+    assert (info.path, info.rank, info.base_model) == (str(path), 8, "a/base")
     assert info.targets == tuple(sorted(ALL_TARGETS))
     assert info.num_bytes == sum(4 * 8 * sum(shape) for shape in adapted_modules(model).values())
     assert len(info.content_hash) == 32
