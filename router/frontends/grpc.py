@@ -46,6 +46,8 @@ from tandem.v1 import inference_pb2_grpc
 DEFAULT_MAX_TOKENS = 128
 # Marks an end that a router reports; a broken connection has no trailer.
 ROUTER_TRAILER = "tandem-router"
+# Of the methods that admin keys are for.
+ADMIN_PREFIX = "/tandem.v1.AdapterAdmin/"
 # The first matching class counts.
 STATUS_CODES: tuple[tuple[type[RequestError], grpc.StatusCode], ...] = (
     (InvalidRequestError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -328,9 +330,8 @@ def _options(params: pb.SamplingParams, grammar: str) -> SamplingOptions:
 
 
 def api_key_auth(frontend: Frontend) -> AuthInterceptor:
-    def refusal(metadata: dict[str, str]) -> str:
-        if frontend.access.is_admin(metadata.get("authorization")):
-            # Methods that serve clients know no such client.
+    def refusal(method: str, metadata: dict[str, str]) -> str:
+        if method.startswith(ADMIN_PREFIX) and frontend.access.is_admin(metadata.get("authorization")):
             return ""
         try:
             frontend.identify(metadata.get("authorization"))

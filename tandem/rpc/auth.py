@@ -41,10 +41,11 @@ def cluster_metadata(token: str) -> tuple[tuple[str, str], ...]:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls by their metadata with UNAUTHENTICATED, except health checks."""
+    """Refuses calls by their method and metadata with UNAUTHENTICATED, except health checks."""
 
-    def __init__(self, refusal: Callable[[dict[str, str]], str]) -> None:
-        """Args: refusal: maps a call's metadata to the reason for its refusal, or ""."""
+    def __init__(self, refusal: Callable[[str, dict[str, str]], str]) -> None:
+        """Args: refusal: maps a call's method, "/package.Service/Method", and its metadata to the reason for its
+        refusal, or ""."""
         self._refusal = refusal
 
     async def intercept_service(
@@ -56,14 +57,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
             return handler
         metadata = {k: v for k, v in handler_call_details.invocation_metadata if isinstance(v, str)}
-        reason = self._refusal(metadata)
+        reason = self._refusal(handler_call_details.method, metadata)
         return _refusing(handler, reason) if reason else handler
 
 
 def cluster_auth(token: str) -> AuthInterceptor:
     tokens = TokenSet([token])
 
-    def refusal(metadata: dict[str, str]) -> str:
+    def refusal(method: str, metadata: dict[str, str]) -> str:
         if metadata.get(CLUSTER_TOKEN_HEADER, "") in tokens:
             return ""
         return "this port is for processes of the cluster alone: the cluster token is missing or wrong"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.adapters.host import cut_adapter
@@ -25,7 +24,7 @@ from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.config import SINGLE_RANK
 from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.adapters import merged, write_adapter
-from tests.fakes.random_weights import spread_weights
+from tests.fakes.random_weights import tiny_model
 from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
 
 CPU = torch.device("cpu")
@@ -56,20 +55,7 @@ class Case:
     """A checkpoint with eight adapters."""
 
     def __init__(self, root: Path, family: str) -> None:
-        settings = {
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 64,
-            "intermediate_size": 112,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "eos_token_id": None,
-            **MODELS[family],
-        }
-        torch.manual_seed(0)
-        self.base = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.replace("-", "_"), **settings)).eval()
-        spread_weights(self.base)
+        self.base = tiny_model(family, VOCAB_SIZE, MODELS[family])
         self.path = root / family
         self.base.save_pretrained(self.path)
         self.config = ModelConfig.from_dir(self.path)

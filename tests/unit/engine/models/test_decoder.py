@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.indexed_reference import IndexedReferenceAttention
@@ -24,7 +24,7 @@ from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
 from tandem.engine.token_sequence import TokenSequence
-from tests.fakes.random_weights import spread_weights
+from tests.fakes.random_weights import tiny_model
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 256
@@ -201,21 +201,7 @@ class Checkpoint:
 
 
 def make_checkpoint(path: Path, variant: str, max_shard_size: str = "1GB") -> Checkpoint:
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 112,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "eos_token_id": None,
-        **VARIANTS[variant],
-    }
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(variant.partition("_")[0].replace("-", "_"), **settings)
-    reference = AutoModelForCausalLM.from_config(config).eval()
-    spread_weights(reference)
+    reference = tiny_model(variant.partition("_")[0], VOCAB_SIZE, VARIANTS[variant])
     reference.save_pretrained(path, max_shard_size=max_shard_size)
     return Checkpoint(reference, path)
 

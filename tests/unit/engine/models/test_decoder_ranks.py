@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tandem.engine.attention.latent_reference import LatentReferenceAttention
 from tandem.engine.attention.reference import ReferenceAttention
@@ -26,7 +25,7 @@ from tandem.engine.ranks.config import SINGLE_RANK
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import load_weights
-from tests.fakes.random_weights import spread_weights
+from tests.fakes.random_weights import tiny_model
 from tests.fakes.rank_threads import ThreadCollectives, ThreadGroup, run_ranks
 
 CPU = torch.device("cpu")
@@ -74,23 +73,7 @@ class Run(NamedTuple):
 
 @functools.cache
 def _directory(variant: str, root: Path) -> Path:
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 112,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "eos_token_id": None,
-        "pad_token_id": None,
-        **MODELS[variant],
-    }
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(variant.partition("_")[0].replace("-", "_"), **settings)
-    )
-    spread_weights(model)
+    model = tiny_model(variant.partition("_")[0], VOCAB_SIZE, {"pad_token_id": None, **MODELS[variant]})
     model.save_pretrained(root / variant)
     return root / variant
 

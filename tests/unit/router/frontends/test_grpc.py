@@ -3,6 +3,7 @@
 import asyncio
 import math
 from array import array
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tandem.messages import Abort, Admit, Finished, FirstToken, LeaseLost, Prefi
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.router.config import RouterConfig
 from tandem.router.frontends.base import Frontend
-from tandem.router.frontends.grpc import InferenceService
+from tandem.router.frontends.grpc import InferenceService, api_key_auth
 from tandem.router.router import Router
 from tandem.router.text.generation_config import SamplingDefaults
 from tandem.sampling_params import SamplingParams, TokenLogprobs, TopLogprob
@@ -62,8 +63,8 @@ class Context:
 class GrpcHarness:
     """A frontend, one prefill and one decode worker, and the responses of one call."""
 
-    def __init__(self, **limits: int) -> None:
-        config = RouterConfig("nowhere", "fake", 400, **limits)  # type: ignore[arg-type]
+    def __init__(self, **options: Any) -> None:
+        config = RouterConfig("nowhere", "fake", 400, **options)
         self.policy = RecordingPolicy()
         router = Router(config, self.policy)
         self.p = ScriptedWorker(router, "p", "prefill")
@@ -442,3 +443,28 @@ def test_a_request_counts_with_its_bytes_until_it_has_ended() -> None:
             call.cancel()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "passes"),
+    [
+        ("/tandem.v1.AdapterAdmin/LoadAdapter", "admin", True),
+        ("/tandem.v1.AdapterAdmin/ListAdapters", "ordinary", True),
+        ("/tandem.v1.AdapterAdmin/ListAdapters", "other", False),
+        ("/tandem.v1.Inference/GetServerInfo", "ordinary", True),
+        ("/tandem.v1.Inference/GetServerInfo", "admin", False),
+        ("/tandem.v1.Tracing/Record", "admin", False),
+    ],
+)
+def test_admin_keys_open_methods_for_adapters_alone(method: str, key: str, passes: bool) -> None:
+    details = namedtuple("Details", "method invocation_metadata")(method, (("authorization", f"Bearer {key}"),))
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: None)
+
+    async def found(_: Any) -> grpc.RpcMethodHandler:
+        return handler
+
+    async def intercepted() -> grpc.RpcMethodHandler:
+        auth = api_key_auth(GrpcHarness(api_keys=("ordinary",), admin_keys=("admin",)).frontend)
+        return await auth.intercept_service(found, details)
+
+    assert (asyncio.run(intercepted()) is handler) == passes
