@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem import exit_codes
-from tandem.config import ROLES
+from tandem.config import ROLES, default_of
 from tandem.deploy.cli.estimate_trace import estimate_bounds, print_bounds, read_trace
 from tandem.deploy.config.cluster_options import ON
 from tandem.deploy.estimate.bounds import mean_of
-from tandem.deploy.estimate.gpus import GPUS, Gpu
+from tandem.deploy.estimate.gpus import GIB, GPUS, Gpu
 from tandem.deploy.estimate.model import read_model
 from tandem.deploy.estimate.rates import (
     MAX_GPUS,
@@ -32,6 +32,7 @@ from tandem.deploy.estimate.rates import (
     splits_for,
 )
 from tandem.deploy.estimate.worker import Worker
+from tandem.engine.config import EngineConfig
 from tandem.engine.floors import (
     decode_floor,
     decode_flops,
@@ -62,6 +63,8 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.workers_per_gpu,
             arguments.itl_objective / 1e3,
             degrees[0],
+            arguments.max_loras,
+            arguments.max_lora_rank,
         )
         decoder = None
         if degrees[1] != degrees[0]:
@@ -152,6 +155,8 @@ def estimate(worker: Worker, load: Load, other_decoder: Worker | None = None) ->
         },
         "ranks": {role: of.degree for role, of in of_roles.items()},
         "weight_bytes": weight_bytes(model),
+        "slot_bytes": worker.slot_bytes * worker.degree,
+        "host_cache_bytes": int(default_of(EngineConfig, "lora_host_memory") * GIB) if worker.max_loras else 0,
         "kv_bytes_per_token": worker.kv_bytes_per_token,
         "pool_tokens": pool_tokens,
         "prefill": {
@@ -230,6 +235,7 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
         f"{', by each of ' + str(gpu['workers']) + ' workers that are always busy' if gpu['workers'] > 1 else ''}\n"
         f"  ({gpu['source']})\n"
         f"weights: {found['weight_bytes'] / 1e9:.2f} GB{of_token}; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
+        f"{_adapters(worker, found)}"
         f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker"
         f"{', {:,} in one of role both'.format(pools['both']) if 'both' in pools else ''}\n"
         f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "
@@ -258,6 +264,15 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
             if found["decode_batch_size"]
             else ": no step is short enough"
         )
+    )
+
+
+def _adapters(worker: Worker, found: dict[str, Any]) -> str:
+    if not worker.max_loras:
+        return ""
+    return (
+        f"adapters: {found['slot_bytes'] / 1e9:.2f} GB for {worker.max_loras} of rank {worker.max_lora_rank}, "
+        f"and up to {found['host_cache_bytes'] / 1e9:.1f} GB of host memory (--lora-host-memory), in each worker\n"
     )
 
 

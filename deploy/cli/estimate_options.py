@@ -11,6 +11,7 @@ from tandem.config import default_of
 from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
 from tandem.deploy.config.cluster_options import OFF, ON, ClusterOptions
 from tandem.deploy.estimate.gpus import GPUS
+from tandem.engine.adapters.base import MAX_LORA_RANK
 from tandem.engine.config import KV_CACHE_DTYPES, MAX_WORKERS_PER_GPU, QUANTIZATIONS, EngineConfig
 from tandem.engine.ranks.config import MAX_DEGREE
 
@@ -113,6 +114,8 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         ("--prefill-tp", _degree, None, "N"),
         ("--decode-tp", _degree, None, "N"),
         ("--workers-per-gpu", _workers_per_gpu, default_of(EngineConfig, "workers_per_gpu"), "N"),
+        ("--max-loras", _number_of_slots, default_of(EngineConfig, "max_loras"), "N"),
+        ("--max-lora-rank", _lora_rank, default_of(EngineConfig, "max_lora_rank"), "N"),
     ):
         shown = "--tp" if default is None else "%(default)s"
         served.add_argument(flag, type=parse, default=default, metavar=metavar, help=f"(default: {shown})")
@@ -221,6 +224,17 @@ def _degree(text: str) -> int:
     if degree > MAX_DEGREE:
         raise argparse.ArgumentTypeError(f"must be at most {MAX_DEGREE}")
     return degree
+
+
+def _number_of_slots(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
+def _lora_rank(text: str) -> int:
+    rank = _count(text)
+    if rank > MAX_LORA_RANK:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_LORA_RANK}")
+    return rank
 
 
 def _number(text: str) -> float:

@@ -17,6 +17,7 @@ from tandem.deploy.estimate.experts import (
 )
 from tandem.deploy.estimate.gpus import GIB, Gpu
 from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, expansion_flops
+from tandem.engine.adapters.modules import adapted_modules, slot_numbers
 from tandem.engine.config import EngineConfig
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
@@ -89,6 +90,7 @@ class Worker:
         gpu: as this worker sees it (Gpu.shared_by, Gpu.joined).
         itl_objective: that sizes chunks of role both, in seconds; 0: the limit on ITL.
         degree: number of ranks.
+        max_loras, max_lora_rank: slots of adapters and their rank.
     """
 
     model: ModelConfig
@@ -102,6 +104,15 @@ class Worker:
     workers_per_gpu: int = default_of(EngineConfig, "workers_per_gpu")
     itl_objective: float = 0.0
     degree: int = 1
+    max_loras: int = 0
+    max_lora_rank: int = default_of(EngineConfig, "max_lora_rank")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of all slots of adapters, on each rank."""
+        if not self.max_loras:
+            return 0
+        return BYTES_PER_NUMBER * self.max_loras * slot_numbers(self.model, self.max_lora_rank, self.degree)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -109,6 +120,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         check_degree(self.model, self.degree)
+        if self.max_loras:
+            adapted_modules(self.model)
         if self.model.quantization and not self.gpu.has_fp8:
             raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
         if self._has_quantized_pages and not self.gpu.has_fp8:
@@ -132,7 +145,7 @@ class Worker:
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
         mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES) // self.degree
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
-        taken = weight_bytes(self.model) // self.degree + WORKSPACES
+        taken = weight_bytes(self.model) // self.degree + self.slot_bytes + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
         graphs = 0 if role == "prefill" else GRAPHS
         return DeviceMemory(self.gpu.memory, free, taken, graphs, forward, self.workers_per_gpu)

@@ -207,3 +207,17 @@ def test_roles_of_unequal_degrees(model_dir: str, capsys: pytest.CaptureFixture[
     assert "role both" not in told and "\n5 GPUs, prefill:decode workers" in told
     assert main(["estimate", *given, "--workload", "4096/256", "--prefill-tp", "2", "--gpus", "2"]) == 2
     assert "2 GPUs are too few for a worker of 2 and one of 1 ranks" in capsys.readouterr().err
+
+
+def test_adapters_take_memory_of_the_gpu_and_of_the_host(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", model_dir, "--gpu", "h200"]
+    plain, found = (estimate(capsys, *given, *more) for more in ((), ("--max-loras", "64", "--max-lora-rank", "32")))
+    assert plain["slot_bytes"] == plain["host_cache_bytes"] == 0
+    assert found["slot_bytes"] > 1e9 and found["host_cache_bytes"] == 4 * 2**30
+    assert found["pool_tokens"]["both"] < plain["pool_tokens"]["both"]
+    flags = ["estimate", *given, "--workload", "4096/256", "--max-loras", "64"]
+    assert main(flags) == 0
+    assert "for 64 of rank 16, and up to 4.3 GB of host memory" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*flags, "--max-lora-rank", "129"])
+    assert "must be at most 128" in capsys.readouterr().err

@@ -265,3 +265,12 @@ def test_ranks_share_weights_and_heads_and_add_sums() -> None:
     assert pools[2] > 2 * pools[1] and pools[4] > 2 * pools[2]
     with pytest.raises(ValueError, match="3 ranks cannot share the model's query heads, 32"):
         Worker(LLAMA_8B, H200.joined(3), degree=3)
+
+
+def test_slots_of_adapters_take_room_from_the_pool() -> None:
+    slots = Worker(LLAMA_8B, H200, max_loras=64)
+    # Rank 16 of all projections of an 8B model is 42 million numbers.
+    assert slots.slot_bytes == 64 * 16 * 2 * 32 * (3 * 4096 + 6144 + 8192 + 2 * 4096 + 3 * 14_336 + 4096)
+    fewer = Worker(LLAMA_8B, H200).pool_tokens("decode", 1) - slots.pool_tokens("decode", 1)
+    assert fewer * 128 * 1024 == pytest.approx(slots.slot_bytes, rel=0.01)
+    assert Worker(LLAMA_8B, H200.joined(2), degree=2, max_loras=64).slot_bytes < 0.7 * slots.slot_bytes
