@@ -6,20 +6,28 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tandem.engine.adapters.base import NO_ADAPTER
 from tandem.engine.adapters.host import cut_adapter
+from tandem.engine.adapters.ops import AdapterOps
 from tandem.engine.adapters.peft import read_adapter
+from tandem.engine.adapters.products import ReferenceProducts
+from tandem.engine.adapters.rows import AdapterRows
 from tandem.engine.adapters.slots import AdapterSlots
+from tandem.engine.adapters.weights import AdapterWeights
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.kvcache.pool import CpuKvPool
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.ops import TorchOps
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.quantization import Quantization
 from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.config import SINGLE_RANK
 from tandem.engine.token_sequence import TokenSequence
@@ -180,6 +188,25 @@ def test_rows_without_an_adapter_are_those_of_the_base(root: Path) -> None:
     for with_adapters, without in zip(*steps, strict=True):
         assert torch.equal(with_adapters[[0, 2, 3]], without[[0, 2, 3]])
         assert not torch.equal(with_adapters[1], without[1])
+
+
+def test_adapters_change_fp8_projections_in_their_own_precision() -> None:
+    torch.manual_seed(0)
+    linear = Fp8Linear(("q", "k"), [32, 16], 64, False, Quantization("channel", "token"), torch.bfloat16, CPU)
+    linear.weight.copy_(torch.randn(48, 64))
+    linear.scale.fill_(0.1)
+    weights = linear.adapters = AdapterWeights([32, 16], 64, 2, 8, torch.bfloat16, CPU)
+    weights.a.normal_()
+    weights.b.normal_()
+    weights.ranks[1] = torch.tensor([8, 3])
+    x = torch.randn(3, 64).bfloat16()
+    rows = AdapterRows.of(np.array([NO_ADAPTER, 1, 0], np.int32), CPU)
+    found = AdapterOps(TorchOps(), ReferenceProducts(), rows).linear(x, linear).float()
+    base = linear(x).float()
+    assert torch.equal(found[[0, 2]], base[[0, 2]])
+    of_parts = [x[1].float() @ weights.a[1, part, :rank].float().t() for part, rank in ((0, 8), (1, 3))]
+    added = [ranks @ weights.b_of(1, part)[: len(ranks)].float() for part, ranks in enumerate(of_parts)]
+    torch.testing.assert_close(found[1] - base[1], torch.cat(added), rtol=0.02, atol=1.0)
 
 
 @pytest.mark.parametrize("degree", [2, 4])
