@@ -1,6 +1,6 @@
-"""Times the products of adapters, beside FlashInfer's segmented products. Importing it requires CUDA."""
+"""Times a layer's projections with adapters, beside FlashInfer's segmented products. Importing it requires CUDA."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import flashinfer
@@ -10,16 +10,23 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kernels.graph_time import median_us
-from tandem.engine.adapters.rows import AdapterRows
+from tandem.engine.adapters.base import NO_ADAPTER
+from tandem.engine.adapters.ops import AdapterOps
+from tandem.engine.adapters.rows import AdapterRows, Int32s
 from tandem.engine.adapters.triton_products import TritonProducts
 from tandem.engine.adapters.weights import AdapterWeights
 from tandem.engine.floors import Limits
+from tandem.engine.layers.cuda_ops import CudaOps
+from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.config import ModelConfig
 
-# Minimum size of the adapters that a graph reads, so that no cache holds them.
-MIN_BYTES = 2**28
+# Minimum size of the matrices and adapters that a graph reads, so that no cache holds them.
+MIN_BYTES = 2**29
 WORKSPACE_BYTES = 2**27
 DTYPE = torch.bfloat16
+EPS = 1e-5
 
 
 class Row(NamedTuple):
@@ -27,16 +34,16 @@ class Row(NamedTuple):
 
     Attributes:
         floor: for reading the adapters.
-        expand: with the gate of "gate_up", and with a read of the base's product.
-        segmented: of FlashInfer's products, without sum and gate.
+        base, adapted: of the projection, with its norm or sum, without adapters and with them.
+        segmented: of FlashInfer's products with A and B, beside the base.
     """
 
     matrix: str
     num_tokens: int
     num_adapters: int
     floor: float
-    shrink: float
-    expand: float
+    base: float
+    adapted: float
     segmented: float
 
 
@@ -46,98 +53,103 @@ class AdapterKernels:
         self._num_slots = num_slots
         self._rank = rank
         self._device = torch.device("cuda", torch.cuda.current_device())
+        self._ops = CudaOps(self._device)
         self._products = TritonProducts(self._device)
+        self._norm = Norm(torch.ones(model.hidden_size, dtype=DTYPE, device=self._device), EPS)
         self._segmented = flashinfer.gemm.SegmentGEMMWrapper(
             torch.empty(WORKSPACE_BYTES, dtype=torch.int8, device=self._device)
         )
         hidden, inner = model.hidden_size, model.intermediate_size
         q_size, kv_size = model.num_q_heads * model.head_dim, model.num_kv_heads * model.head_dim
         self._shapes = {
-            "qkv": ((q_size, kv_size, kv_size), hidden),
-            "o": ((hidden,), q_size),
-            "gate_up": ((inner, inner), hidden),
-            "down": ((hidden,), inner),
+            "qkv": ([q_size, kv_size, kv_size], hidden),
+            "o": ([hidden], q_size),
+            "gate_up": ([inner, inner], hidden),
+            "down": ([hidden], inner),
         }
 
     def rows(self, num_tokens: int, num_adapters: int) -> Iterator[Row]:
         """Tokens take the adapters in turn."""
         for name in self._shapes:
-            yield self._row(name, num_tokens, num_adapters)
+            yield self._row(name, num_tokens, min(num_tokens, num_adapters))
 
     def _row(self, name: str, num_tokens: int, num_adapters: int) -> Row:
         out_sizes, in_size = self._shapes[name]
-        num_read = min(num_tokens, num_adapters)
-        num_bytes = 2 * self._rank * (len(out_sizes) * in_size + sum(out_sizes)) * num_read
-        # Layers read other slots in turn.
-        num_layers = -(-MIN_BYTES // num_bytes)
-        num_sets = max(1, self._num_slots // num_read)
-        layers = [self._weights(name) for _ in range(-(-num_layers // num_sets))]
-        sets = [self._slots(num_tokens, num_read, number * num_read) for number in range(num_sets)]
-        rows = [AdapterRows.of(slots, self._device) for slots in sets]
-        uses = [(weights, of_set) for weights in layers for of_set in rows][:num_layers]
+        linears = [self._linear(name) for _ in range(max(2, -(-MIN_BYTES // (2 * in_size * sum(out_sizes)))))]
+        slots = [self._slots(num_tokens, num_adapters, n * num_adapters) for n in range(len(linears))]
+        uses = [(one, AdapterRows.of(of_one, self._device)) for one, of_one in zip(linears, slots, strict=True)]
         x = torch.randn(num_tokens, in_size, device=self._device).to(DTYPE)
-        out = torch.randn(num_tokens, sum(out_sizes), device=self._device).to(DTYPE)
-        shrunk = self._products.shrink(x, layers[0], rows[0])
+        residual = torch.zeros(num_tokens, sum(out_sizes), dtype=DTYPE, device=self._device)
 
-        def expand(weights: AdapterWeights, of_set: AdapterRows) -> object:
+        def run(ops: LayerOps, linear: LinearBase) -> object:
+            if name == "qkv":
+                return ops.norm_linear(x, self._norm, linear)
             if name == "gate_up":
-                return self._products.expand_gated(shrunk, weights, of_set, out)
-            return self._products.expand(shrunk, weights, of_set, out)
+                return ops.norm_gated(x, self._norm, linear)
+            return ops.linear_add(x, linear, residual)
 
+        def adapted() -> None:
+            self._products.begin()
+            for linear, rows in uses:
+                run(AdapterOps(self._ops, self._products, rows), linear)
+
+        num_bytes = 2 * self._rank * (len(out_sizes) * in_size + sum(out_sizes)) * num_adapters
         return Row(
             name,
             num_tokens,
             num_adapters,
             num_bytes / self._limits.copy_bandwidth * 1e6,
-            _time(uses, lambda weights, of_set: self._products.shrink(x, weights, of_set)),
-            _time(uses, expand),
-            self._segmented_time(name, x, sets[0], len(uses)),
+            median_us(lambda: [run(self._ops, linear) for linear in linears]) / len(linears),
+            median_us(adapted) / len(linears),
+            self._segmented_time(name, x, slots[0], len(linears)),
         )
 
-    def _segmented_time(self, name: str, x: torch.Tensor, slots: np.ndarray, num_layers: int) -> float:
+    def _segmented_time(self, name: str, x: torch.Tensor, slots: Int32s, num_layers: int) -> float:
         """Rows come sorted, and all parts of A are one matrix."""
         out_sizes, in_size = self._shapes[name]
-        rank, num_slots = self._rank, self._num_slots
         found, counts = np.unique(slots, return_counts=True)
-        lens = torch.tensor(np.concatenate(([0], np.cumsum(counts))), dtype=torch.int64, device=self._device)
+        ends = torch.tensor(np.concatenate(([0], np.cumsum(counts))), dtype=torch.int64, device=self._device)
         indices = torch.tensor(found, dtype=torch.int64, device=self._device)
-        a = [self._random(num_slots, len(out_sizes) * rank, in_size) for _ in range(2)]
-        b = [[self._random(num_slots, rank, size) for size in out_sizes] for _ in range(2)]
-        shrunk = [self._random(len(x), rank) for _ in out_sizes]
-        run = self._segmented.run
+        shape = self._num_slots, self._rank
+        a = [self._random(shape[0], len(out_sizes) * shape[1], in_size) for _ in range(2)]
+        b = [[self._random(*shape, size) for size in out_sizes] for _ in range(2)]
+        shrunk = self._random(len(x), self._rank)
 
-        def once(number: int) -> None:
-            run(x, a[number % 2], len(found), True, seg_indptr=lens, weight_indices=indices)
-            for of_part, inputs in zip(b[number % 2], shrunk, strict=True):
-                run(inputs, of_part, len(found), False, seg_indptr=lens, weight_indices=indices)
+        def multiply(inputs: torch.Tensor, weights: torch.Tensor, *, is_column_major: bool) -> None:
+            self._segmented.run(inputs, weights, len(found), is_column_major, seg_indptr=ends, weight_indices=indices)
 
-        return median_us(lambda: [once(number) for number in range(num_layers)]) / num_layers
+        def run() -> None:
+            for number in range(num_layers):
+                multiply(x, a[number % 2], is_column_major=True)
+                for of_part in b[number % 2]:
+                    multiply(shrunk, of_part, is_column_major=False)
 
-    def _slots(self, num_tokens: int, num_adapters: int, first: int) -> np.ndarray:
-        return (first + np.arange(num_tokens, dtype=np.int32) % num_adapters).astype(np.int32)
+        return median_us(run) / num_layers
 
-    def _weights(self, name: str) -> AdapterWeights:
+    def _slots(self, num_tokens: int, num_adapters: int, first: int) -> Int32s:
+        if not num_adapters:
+            return np.full(num_tokens, NO_ADAPTER, np.int32)
+        return ((first + np.arange(num_tokens) % num_adapters) % self._num_slots).astype(np.int32)
+
+    def _linear(self, name: str) -> Linear:
         out_sizes, in_size = self._shapes[name]
-        weights = AdapterWeights(out_sizes, in_size, self._num_slots, self._rank, DTYPE, self._device)
+        linear = Linear(out_sizes, in_size, False, DTYPE, self._device)
+        linear.weight.normal_(std=in_size**-0.5)
+        weights = linear.adapters = AdapterWeights(out_sizes, in_size, self._num_slots, self._rank, DTYPE, self._device)
         weights.a.normal_(std=in_size**-0.5)
         weights.b.normal_(std=0.02)
         weights.ranks.fill_(self._rank)
-        return weights
+        return linear
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=DTYPE, device=self._device)
 
 
-def _time(
-    uses: Sequence[tuple[AdapterWeights, AdapterRows]], run: Callable[[AdapterWeights, AdapterRows], object]
-) -> float:
-    return median_us(lambda: [run(*use) for use in uses]) / len(uses)
-
-
 def show(rows: Sequence[Row], title: str, console: Console) -> None:
     table = Table("matrix", title=title)
-    for column in ("tokens", "adapters", "floor", "shrink", "expand", "FlashInfer"):
+    for column in ("tokens", "adapters", "floor of adapters", "base", "with adapters", "FlashInfer, beside the base"):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else f"{value:.4g}" for value in row))
+        times = (row.floor, row.base, row.adapted, row.segmented)
+        table.add_row(row.matrix, str(row.num_tokens), str(row.num_adapters), *(f"{time:.1f}" for time in times))
     console.print(table)

@@ -21,6 +21,10 @@ MAX_ROWS = 256
 FEW_ROWS, MANY_ROWS = 64, 128
 # Inputs of a step of the product with A.
 DEPTH = 128
+# Steps of it in flight, and their bytes: no more than the base's product has.
+MAX_SHRINK_STAGES, SHRINK_BYTES = 8, 2**16
+# Groups of adapters in flight.
+EXPAND_STAGES = tl.constexpr(4)
 # Blocks that share a product with A.
 MAX_SPLITS = tl.constexpr(16)
 # Ranks of some adapters side by side, at least.
@@ -60,8 +64,9 @@ class FusedProducts:
         properties: Any = torch.cuda.get_device_properties(device)
         self._num_multiprocessors = properties.multi_processor_count
         self._has_kernel = has_dependent_launch(device)
-        # Of each launch of a pass: products with A that blocks have taken, and those that are there.
-        self._progress = torch.zeros(MAX_LAUNCHES, 2, dtype=torch.int32, device=device)
+        # Of each launch of a pass: products with A that blocks have taken, those that are there, and room that keeps
+        # each at a multiple of 16 bytes.
+        self._progress = torch.zeros(MAX_LAUNCHES, 4, dtype=torch.int32, device=device)
         self._num_launches = 0
         # Finished blocks of each shared product; zero between launches.
         self._shared = torch.zeros(MAX_SHARED, dtype=torch.int32, device=device)
@@ -81,7 +86,8 @@ class FusedProducts:
             return None
         shape = shape_for(num_rows, weights.out_sizes, weights.a.shape[-1], self._num_multiprocessors, is_gated)
         fits = all(first % shape.outputs == 0 for first in weights.firsts)
-        return shape if fits and weights.a.shape[-1] % (shape.depth * shape.num_splits) == 0 else None
+        in_size = weights.a.shape[-1]
+        return shape if fits and in_size % DEPTH == 0 and in_size % (shape.depth * shape.num_splits) == 0 else None
 
     def multiply(
         self,
@@ -157,6 +163,7 @@ class FusedProducts:
             RANK=rank,
             TILE_ROWS=rows.tile_rows,
             SHRINK_DEPTH=DEPTH,
+            SHRINK_STAGES=max(2, min(MAX_SHRINK_STAGES, SHRINK_BYTES // (2 * DEPTH * (rows.tile_rows + rank)))),
             GROUP=max(1, MIN_FACTORS // rank),
             IS_SPLIT=shape.num_splits > 1,
             GATED=is_gated,
@@ -230,6 +237,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     RANK: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     SHRINK_DEPTH: tl.constexpr,
+    SHRINK_STAGES: tl.constexpr,
     GROUP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     GATED: tl.constexpr,
@@ -246,7 +254,7 @@ def _multiply(  # type: ignore[no-untyped-def]
             gdc_wait()
         _shrink_all(
             x, a, ranks, order, tile_slots, tile_begins, tile_ends, num_products, shrunk, shares, shared, progress,
-            num_rows, in_size, num_shrinkers, max_rank, PARTS, RANK, TILE_ROWS, SHRINK_DEPTH,
+            num_rows, in_size, num_shrinkers, max_rank, PARTS, RANK, TILE_ROWS, SHRINK_DEPTH, SHRINK_STAGES,
         )  # fmt: skip
     else:
         block = tl.program_id(0) - num_shrinkers
@@ -316,6 +324,7 @@ def _multiply(  # type: ignore[no-untyped-def]
                     _shrink_all(
                         x, a, ranks, order, tile_slots, tile_begins, tile_ends, num_products, shrunk, shares, shared,
                         progress, num_rows, in_size, num_shrinkers, max_rank, PARTS, RANK, TILE_ROWS, SHRINK_DEPTH,
+                        SHRINK_STAGES,
                     )  # fmt: skip
                     while tl.atomic_add(progress + 1, 0, sem="acquire", scope="gpu") < num_products:
                         pass
@@ -327,12 +336,10 @@ def _multiply(  # type: ignore[no-untyped-def]
                 if GATED:
                     of_rows += num_rows * RANK
                     own_up = tl.load(of_rows, mask=(slots >= 0)[:, None], other=0.0, cache_modifier=".cg")
-                for group in tl.range(0, tl.cdiv(num_adapters, GROUP), num_stages=3):
+                for group in tl.range(0, tl.cdiv(num_adapters, GROUP), num_stages=EXPAND_STAGES):
                     adapters = group * GROUP + f // RANK
-                    has_adapter = adapters < num_adapters
-                    of_factors = tl.load(adapter_slots + adapters, mask=has_adapter, other=0)
-                    numbers = of_factors * PARTS + part
-                    is_used = has_adapter & (f % RANK < tl.load(ranks + numbers))
+                    is_used = (adapters < num_adapters) & (f % RANK < max_rank)
+                    of_factors = tl.load(adapter_slots + adapters, mask=is_used, other=0)
                     places = of_factors.to(tl.int64) * slot_size + (f % RANK) * part_size
                     matrix = tl.load(factors + places[:, None] + j[None, :], mask=is_used[:, None], other=0.0)
                     adapters = group * GROUP + g
@@ -340,7 +347,6 @@ def _multiply(  # type: ignore[no-untyped-def]
                     is_own = slots[:, None] == of_group[None, :]
                     sums = tl.dot(_spread(own, is_own, ROWS, GROUP, RANK), matrix, sums)
                     if GATED:
-                        is_used = has_adapter & (f % RANK < tl.load(ranks + numbers + 1))
                         places += max_rank.to(tl.int64) * out_size
                         matrix = tl.load(factors + places[:, None] + j[None, :], mask=is_used[:, None], other=0.0)
                         ups = tl.dot(_spread(own_up, is_own, ROWS, GROUP, RANK), matrix, ups)
@@ -376,6 +382,7 @@ def _shrink_all(  # type: ignore[no-untyped-def]
     RANK: tl.constexpr,
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Takes products with A, or shares of them, until all are taken."""
     num_splits = tl.minimum(tl.maximum(num_blocks // tl.maximum(num_products, 1), 1), MAX_SPLITS)
@@ -395,7 +402,7 @@ def _shrink_all(  # type: ignore[no-untyped-def]
         x_rows = x + rows.to(tl.int64)[:, None] * in_size + (first * DEPTH + k)[None, :]
         a_rows = a + (matrix.to(tl.int64) * max_rank + r)[None, :] * in_size + (first * DEPTH + k)[:, None]
         sums = tl.zeros((ROWS, RANK), dtype=tl.float32)
-        for step in tl.range(0, tl.minimum(most_steps, all_steps - first), num_stages=4):
+        for step in tl.range(0, tl.minimum(most_steps, all_steps - first), num_stages=STAGES):
             inputs = tl.load(x_rows + step * DEPTH, mask=has_row[:, None], other=0.0)
             sums = tl.dot(inputs, tl.load(a_rows + step * DEPTH, mask=has_rank[None, :], other=0.0), sums)
         is_last = num_splits == 1

@@ -63,6 +63,7 @@ class AdapterSlots:
     def write(self, slot: int, adapter: HostAdapter) -> None:
         """Copies an adapter on the current stream. No forward pass uses the slot."""
         for weights, parts, ranks in zip(self._weights, adapter.parts, adapter.ranks, strict=True):
+            weights.b[slot].zero_()
             for part, matrices in enumerate(parts):
                 if matrices is not None:
                     weights.a[slot, part, : matrices.rank].copy_(matrices.a, non_blocking=True)

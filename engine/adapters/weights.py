@@ -9,7 +9,7 @@ class AdapterWeights:
     """Adapters of one merged matrix, a slot each.
 
     Part p, a projection, adds x A^T B to its outputs, with the first `ranks[slot, p]` rows of A and of B. Other rows
-    may hold anything. B includes the scale.
+    of A may hold anything, those of B are zeros. B includes the scale.
 
     Attributes:
         a: (num_slots, num_parts, max_rank, in_size).
@@ -28,7 +28,7 @@ class AdapterWeights:
         device: torch.device,
     ) -> None:
         self.a = torch.empty(num_slots, len(out_sizes), max_rank, in_size, dtype=dtype, device=device)
-        self.b = torch.empty(num_slots, max_rank * sum(out_sizes), dtype=dtype, device=device)
+        self.b = torch.zeros(num_slots, max_rank * sum(out_sizes), dtype=dtype, device=device)
         self.ranks = torch.zeros(num_slots, len(out_sizes), dtype=torch.int32, device=device)
         self.out_sizes = tuple(out_sizes)
         self.firsts = tuple(sum(out_sizes[:part]) for part in range(len(out_sizes) + 1))

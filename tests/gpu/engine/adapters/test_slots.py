@@ -130,5 +130,7 @@ def test_graphs_compute_what_single_launches_compute(
         # A near tie may be decided otherwise in bfloat16.
         same = list(map(int.__eq__, chain.from_iterable(run.ids), chain.from_iterable(expected.ids)))
         errors = [abs(a - b) for a, b, is_same in zip(run.logprobs, expected.logprobs, same, strict=True) if is_same]
-        assert len(errors) > 0.75 * len(same)
-        assert sum(errors) / len(errors) < 0.15 and max(errors) < 1.0
+        # FP8 products quantize their inputs too.
+        share, most = (0.75, 0.15) if quantization == QUANTIZATIONS[0] else (0.5, 0.3)
+        assert len(errors) > share * len(same)
+        assert sum(errors) / len(errors) < most and max(errors) < 1.5

@@ -33,7 +33,6 @@ class Case:
         self.weights = AdapterWeights(out_sizes, in_size, NUM_SLOTS, max_rank, dtype, CUDA)
         # Rows beyond a rank must have no effect.
         self.weights.a.fill_(float("nan"))
-        self.weights.b.fill_(float("nan"))
         for slot in range(1, NUM_SLOTS):
             for part, out_size in enumerate(out_sizes):
                 rank = int(draw.integers(0, max_rank + 1))
