@@ -80,5 +80,5 @@ def _call(arguments: argparse.Namespace, client: "TandemClient") -> int:
         else:
             print_adapters(client.list_adapters())
     except TandemError as error:
-        return print_failure(arguments, error)
+        return print_failure(arguments, error, f"--admin-key KEY or ${ADMIN_KEY_VARIABLE}")
     return 0

@@ -52,10 +52,13 @@ def open_client(arguments: argparse.Namespace) -> TandemClient:
     )
 
 
-def print_failure(arguments: argparse.Namespace, error: TandemError) -> int:
+def print_failure(
+    arguments: argparse.Namespace, error: TandemError, key: str = f"--api-key KEY or ${API_KEY_VARIABLE}"
+) -> int:
+    """Args: key: how this command takes a key."""
     where = ""
     if error.code == "UNAUTHENTICATED":
-        where = f" (here with --api-key KEY or ${API_KEY_VARIABLE})"
+        where = f" (here with {key})"
     elif arguments.address_from.startswith("$") and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
         where = f" ({arguments.address} comes from {arguments.address_from})"
     print(printable(f"{arguments.name}: {name_starting(str(error))}{where}"), file=sys.stderr)

@@ -147,6 +147,8 @@ def _why_not(name: str, shapes: Mapping[str, tuple[int, int]]) -> str:
     if name.endswith(".bias"):
         return "is a bias, which adapters cannot have here"
     ends = sorted({module.rpartition(".")[2] for module in shapes})
+    if any(f".{end}.lora_" in name for end in ends):
+        return "is of a module that this model does not have: the adapter belongs to another base"
     return f"belongs to no module of this model that adapters can change: {', '.join(ends)}"
 
 

@@ -70,8 +70,8 @@ class AdapterLoading:
             known = self._names.find(name)
             if known is not None and known.content_hash != adapter.content_hash and not in_place:
                 raise InvalidRequestError(
-                    f"adapter {name!r} is loaded with another content, from {known.path}: unload it first, or send "
-                    "load_inplace",
+                    f"adapter {name!r} is loaded with another content, from {known.path}: unload it first, or "
+                    "load in place (load_inplace, --in-place)",
                     "lora_name",
                 )
             if known is None and len(self._names.loaded()) >= MAX_LOADED:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem import exit_codes
-from tandem.client import TandemClient
+from tandem.client import TandemClient, TandemError
 from tandem.deploy.cli.main import main
 from tandem.v1 import inference_pb2 as pb
 
@@ -67,3 +67,14 @@ def test_loads_and_unloads_are_sent_with_the_admin_key(calls: list[Any], capsys:
 def test_a_list_needs_one_of_the_keys(calls: list[Any]) -> None:
     assert main(["adapters", "--admin-key", "admin"]) == 0
     assert calls[-1][-1] == (("authorization", "Bearer admin"),)
+
+
+def test_a_refusal_names_the_option_for_the_key(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TandemError("UNAUTHENTICATED", "an admin key is needed")
+
+    monkeypatch.setattr(TandemClient, "unload_adapter", refuse)
+    assert main(["adapters", "unload", "sql"]) == exit_codes.FAILED
+    assert "an admin key is needed (here with --admin-key KEY or $TANDEM_ADMIN_KEY)" in capsys.readouterr().err
