@@ -1,5 +1,6 @@
 """Rows of a forward pass with their adapters."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,13 @@ class AdapterRows(NamedTuple):
         """Uploads without waiting. Args: slots: of each row, (num_rows,); NO_ADAPTER for none."""
         tile_rows = tile_rows_for(len(slots))
         tiles = grouped(slots, tile_rows)
-        return cls(*Packed(*tiles).to(device), tile_rows, bool(tiles.num[0]))
+        return cls.made_of(Packed(*tiles).to(device), tile_rows, has_adapters=bool(tiles.num[0]))
+
+    @classmethod
+    def made_of(cls, tensors: Sequence[torch.Tensor], tile_rows: int, *, has_adapters: bool) -> "AdapterRows":
+        """Args: tensors: in the order of the attributes."""
+        order, tile_slots, begins, ends, num_tiles, row_slots, adapter_slots = tensors
+        return cls(order, tile_slots, begins, ends, num_tiles, row_slots, adapter_slots, tile_rows, has_adapters)
 
 
 class Tiles(NamedTuple):
@@ -97,7 +104,7 @@ class GraphedRows:
         self._staged: bytes | None = None
         packed = self._packed(np.full(num_rows, NO_ADAPTER, np.int32))
         self._memory = torch.zeros(aligned(packed.num_bytes), dtype=torch.uint8, device=device)
-        self.rows = AdapterRows(*packed.views(self._memory), self._tile_rows)
+        self.rows = AdapterRows.made_of(packed.views(self._memory), self._tile_rows, has_adapters=True)
         # Until the first `stage`, no row has an adapter.
         packed.copy_to(self._memory)
 

@@ -142,7 +142,7 @@ def test_unsupported_setting_is_refused(path: Path, model: ModelConfig, settings
         (lambda t: t.update({f"{Q}.lora_B.bias": torch.ones(2)}), "is a bias, which adapters cannot have here"),
         (
             lambda t: t.update({Q.replace(".0.", ".9.") + ".lora_A.weight": torch.ones(2)}),
-            "layers.9.self_attn.q_proj.lora_A.weight' is of a module that this model does not have: the adapter belongs to",
+            "layers.9.self_attn.q_proj.lora_A.weight' is of a module that this model does not have: the adapter",
         ),
         (
             lambda t: t.update({Q.replace("q_proj", "z_proj") + ".lora_A.weight": torch.ones(2)}),

@@ -3,9 +3,8 @@
 import asyncio
 import math
 from array import array
-from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -26,6 +25,13 @@ from tests.fakes.tokenizer import ByteTokenizer
 
 class Refused(Exception):
     pass
+
+
+class Details(NamedTuple):
+    """A call's, for interceptors."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str], ...]
 
 
 class Context:
@@ -457,7 +463,7 @@ def test_a_request_counts_with_its_bytes_until_it_has_ended() -> None:
     ],
 )
 def test_admin_keys_open_methods_for_adapters_alone(method: str, key: str, passes: bool) -> None:
-    details = namedtuple("Details", "method invocation_metadata")(method, (("authorization", f"Bearer {key}"),))
+    details = Details(method, (("authorization", f"Bearer {key}"),))
     handler = grpc.unary_unary_rpc_method_handler(lambda request, context: None)
 
     async def found(_: Any) -> grpc.RpcMethodHandler:
