@@ -137,6 +137,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.client",
         "tandem.deploy",
         "tandem.bench",
+        "tandem.engine.adapters.base",
         "tandem.engine.config",
         "tandem.engine.floors",
         "tandem.engine.ranks.config",
