@@ -16,7 +16,7 @@ from tandem.engine.adapters.weights import AdapterWeights
 from tandem.engine.layers.cuda_kernel import has_dependent_launch
 from tandem.engine.layers.linear import Linear, LinearBase
 
-MAX_ROWS = 256
+MAX_ROWS = 128
 # Rows of a tile of the base's product.
 FEW_ROWS, MANY_ROWS = 64, 128
 # Inputs of a step of the product with A.
@@ -30,7 +30,7 @@ MAX_SPLITS = tl.constexpr(16)
 # Ranks of some adapters side by side, at least.
 MIN_FACTORS = 64
 # Launches of one forward pass.
-MAX_LAUNCHES = 4096
+MAX_LAUNCHES = 1024
 # Products with A that blocks share.
 MAX_SHARED = 4096
 # Up to so many adapters, their B is requested before the kernels before have ended.

@@ -57,7 +57,7 @@ class Product:
         assert ((found.float() - expected).abs() / (1 + size + expected.abs())).max() < 0.02
 
 
-@pytest.mark.parametrize("num_rows", [1, 32, 65, 128, 200])
+@pytest.mark.parametrize("num_rows", [1, 32, 65, 128])
 @pytest.mark.parametrize("kind", [QKV, O, GATE_UP, DOWN])
 def test_products_are_those_of_plain_torch(
     kind: tuple[tuple[list[int], int, int], bool, bool, bool], num_rows: int
