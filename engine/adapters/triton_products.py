@@ -30,6 +30,8 @@ MAX_TILE_BLOCKS = 16
 # Outputs of a tile, for matrices of at least so many outputs.
 OUTPUTS = ((0, 64), (2048, 128), (8192, 256))
 MAX_OUTPUTS_OF_LARGE_TILES = 128
+# Tiles of so many rows keep their sums in the registers of twice as many warps.
+ROWS_OF_MANY_WARPS = 64
 # A tile has as many of the gate and of the other half.
 MAX_GATED_OUTPUTS = 128
 # Ranks of all parts that a block multiplies at once, so that rows are read once.
@@ -52,7 +54,7 @@ class Shape(NamedTuple):
     num_splits: int
     num_steps: int
     outputs: int
-    num_warps: int = 4
+    num_warps: int
 
 
 def shape_for(rows: AdapterRows, weights: AdapterWeights) -> Shape:
@@ -69,6 +71,7 @@ def shape_for(rows: AdapterRows, weights: AdapterWeights) -> Shape:
         -(-in_size // (depth * num_steps)),
         num_steps,
         outputs if is_small else min(outputs, MAX_OUTPUTS_OF_LARGE_TILES),
+        8 if rows.tile_rows >= ROWS_OF_MANY_WARPS else 4,
     )
 
 

@@ -285,6 +285,7 @@ NUM_CYCLES = 1000
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_thousand_loads_and_unloads_under_load(
     served: ServedCluster, admin: TandemClient, root: Path, tiny_model_dir: Path, oracles: Mapping[str, Oracle]
 ) -> None:

@@ -13,7 +13,7 @@ from tests.gpu.engine.adapters.test_triton_products import CUDA, NUM_SLOTS, Case
 # Outputs, inputs, largest rank; gated, with a residual, with a bias.
 QKV = ([2048, 512, 512], 1024, 64), False, False, True
 O = ([1024], 2048, 16), False, True, False  # noqa: E741
-GATE_UP = ([1536, 1536], 1024, 16), True, False, False
+GATE_UP = ([8704, 8704], 256, 16), True, False, False
 DOWN = ([1024], 3584, 128), False, True, False
 
 
@@ -57,8 +57,10 @@ class Product:
         assert ((found.float() - expected).abs() / (1 + size + expected.abs())).max() < 0.02
 
 
-@pytest.mark.parametrize("num_rows", [1, 32, 65, 128])
-@pytest.mark.parametrize("kind", [QKV, O, GATE_UP, DOWN])
+CASES = [(kind, rows) for kind in (QKV, O, GATE_UP, DOWN) for rows in (1, 32, 64)] + [(GATE_UP, 65), (GATE_UP, 128)]
+
+
+@pytest.mark.parametrize(("kind", "num_rows"), CASES)
 def test_products_are_those_of_plain_torch(
     kind: tuple[tuple[list[int], int, int], bool, bool, bool], num_rows: int
 ) -> None:
@@ -73,6 +75,12 @@ def test_products_are_those_of_plain_torch(
         found = product.found(rows.rows)
         product.check(found, slots)
         assert torch.equal(product.found(rows.rows), found)
+
+
+def test_more_rows_of_other_projections_have_another_kernel() -> None:
+    product = Product(QKV, 65)
+    assert product.products.shape(65, product.linear, product.case.weights) is None
+    assert product.products.shape(129, product.linear, product.case.weights, is_gated=True) is None
 
 
 def test_a_graph_runs_again_with_other_adapters() -> None:
