@@ -62,6 +62,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "kills-prefill-2": (f"{_ONE_GPU_KILLS}[prefill-second]",),
     "kills-decode-1": (f"{_ONE_GPU_KILLS}[decode-first]",),
     "kills-decode-2": (f"{_ONE_GPU_KILLS}[decode-second]",),
+    "two-gpus-ranks": ("test_ranks.py::test_ranks_on_gpus_of_their_own_end_together",),
     "two-gpus-nvlink": (f"{_TWO_GPU_KILLS}[nvlink-prefill]", f"{_TWO_GPU_KILLS}[nvlink-decode]"),
     "two-gpus-nccl": (f"{_TWO_GPU_KILLS}[nccl-prefill]", f"{_TWO_GPU_KILLS}[nccl-decode]"),
 }

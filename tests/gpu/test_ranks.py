@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
@@ -81,3 +82,12 @@ def test_streams_outlive_stopped_ranks(
     served = served_by_four_ranks(clusters, cuda_config)
     oracle = Oracle(Path(cuda_config.model))
     strike_and_finish(served, oracle, victim, signal.SIGSTOP, hits_follower=hits_follower)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_on_gpus_of_their_own_end_together(clusters: Clusters, cuda_config: ClusterConfig) -> None:
+    counts = {"num_prefill": 0, "num_decode": 0, "num_both": 1}
+    served = clusters.get(config_for(cuda_config, device="cuda", tp=2, **counts))
+    oracle = Oracle(Path(cuda_config.model))
+    for hits_follower in (True, False, True, False):
+        strike_and_finish(served, oracle, "both-0", signal.SIGKILL, hits_follower=hits_follower)
