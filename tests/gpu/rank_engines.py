@@ -18,7 +18,7 @@ from tandem.messages import Finished, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tandem.worker.ranks.seat import Seat
-from tandem.worker.ranks.serving import use_device
+from tandem.worker.ranks.serving import build_part
 from tests.cluster.conftest import random_ids
 from tests.gpu.rank_processes import started
 
@@ -28,8 +28,7 @@ TIMEOUT_S = 60.0
 
 
 def follow(seat: Seat) -> None:
-    use_device("cuda", seat.order.ranks)
-    engine = build_engine(seat.order.worker.engine, "follower", lambda doing: None, seat.group)
+    engine = build_part(seat, lambda doing: None)
     FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
 
 
