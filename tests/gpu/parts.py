@@ -51,6 +51,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ranks": (
         "engine/collectives",
         "engine/ranks",
+        "scenarios/test_rank_families.py",
         "test_ranks.py::test_ranks_of_unequal_degrees_hand_over",
         "test_ranks.py::test_graphs_of_two_ranks_compute_greedy_tokens",
         "test_ranks.py::test_streams_outlive_each_rank",

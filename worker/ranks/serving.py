@@ -40,6 +40,15 @@ def serve_follower(seat: Seat) -> None:
     lanes = LaneThread(build_lanes, seat.lanes, lambda: seat.memory.progress.beat_lanes(order.ranks))
     # Before the leader serves: until then the lanes stand still.
     lanes.wait_built()
+    # Not counted for the worker's progress: copies are waited for with limits of their own.
+    if (store := order.store) is not None:
+
+        def build_copies() -> LaneDriver:
+            use_device(config.engine.device, order.ranks)
+            return store.build_follower(engine, order.ranks)
+
+        # CUDA graphs have been captured: registering memory meanwhile would disturb that.
+        LaneThread(build_copies, seat.copies, lambda: None, "store copies")
     avoid_pauses()
     seat.group.gathered(LinkRank(os.getpid(), engine.pool.gpu, engine.pool.layout.heads))
     FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
