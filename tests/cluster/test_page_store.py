@@ -41,7 +41,7 @@ def with_store(tiny_config: ClusterConfig) -> ClusterConfig:
     return replace(tiny_config, num_pages=NUM_PAGES, store_memory="16MiB")
 
 
-@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids="prefill_tp={}".format)
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids="prefill_tp_{}".format)
 def served(request: pytest.FixtureRequest, clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
     """Workers of one rank, or of unequal degrees."""
     degree = {"prefill_tp": request.param} if request.param > 1 else {}
