@@ -35,9 +35,9 @@ class _Kind(IntEnum):
 
 
 class PagePart(NamedTuple):
-    """A rank's part of a stored page. Attributes: index, num_parts: all parts have the size of the rank's pages."""
+    """A rank's part of a stored page. Attributes: number, num_parts: all parts have the size of the rank's pages."""
 
-    index: int
+    number: int
     num_parts: int
     is_writer: bool
 
@@ -51,7 +51,7 @@ class PagePart(NamedTuple):
 
     def rows(self, slots: Sequence[int]) -> list[int]:
         """Returns the rows of slots in a region of parts."""
-        return [slot * self.num_parts + self.index for slot in slots]
+        return [slot * self.num_parts + self.number for slot in slots]
 
 
 class PartCopies(RegionCopies):

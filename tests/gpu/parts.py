@@ -55,6 +55,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "test_ranks.py::test_ranks_of_unequal_degrees_hand_over",
         "test_ranks.py::test_graphs_of_two_ranks_compute_greedy_tokens",
         "test_ranks.py::test_streams_outlive_each_rank",
+        "test_ranks.py::test_pages_of_ranks_come_back_from_the_store",
     ),
     "kills-ranks": ("test_ranks.py::test_streams_outlive_twenty_kills",),
     "stopped-ranks": ("test_ranks.py::test_streams_outlive_stopped_ranks",),
