@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine
+from tandem.engine.engine import Engine
 from tandem.engine.ranks.config import RankConfig
 from tandem.engine.ranks.follower import FollowerLoop
 from tandem.garbage import collect_seldom, freeze_objects
@@ -54,7 +54,7 @@ def serve_follower(seat: Seat) -> None:
     FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
 
 
-def build_part(seat: Seat, on_progress: Callable[[str], None]) -> EngineBase:
+def build_part(seat: Seat, on_progress: Callable[[str], None]) -> Engine:
     """Builds the rank's part of the engine on its GPU. Raises ValueError as `build_engine`."""
     config = seat.order.worker.engine
     use_device(config.device, seat.order.ranks)
