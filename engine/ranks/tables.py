@@ -98,13 +98,16 @@ class TableWriter:
         return numbers(copy_ids + [s.cached_len for s in sequences] + rooms).reshape(3, -1).copy()
 
     def _carry(self, sequences: Sequence[TokenSequence], fed_rows: Int32s, unfed: Sequence[int]) -> Int32s:
-        num_decoded, others = len(fed_rows), [*unfed, *range(len(fed_rows), len(sequences))]
-        states = np.empty((3, len(sequences)), np.int32)
+        num_decoded = len(fed_rows)
+        others = [*unfed, *range(num_decoded, len(sequences))]
         # Row -1 takes any state, which is replaced below.
-        carried = self._decoded.take(fed_rows, 1, states[:, :num_decoded], "wrap")
-        carried[_CACHED] += 1
+        states = self._decoded.take(fed_rows, 1, None, "wrap")
+        cached_lens = states[_CACHED]
+        cached_lens += 1
         if self._has_lost:
-            others += (carried[_COPY] == NO_COPY).nonzero()[0].tolist()
+            others += (states[_COPY] == NO_COPY).nonzero()[0].tolist()
+        if num_prompts := len(sequences) - num_decoded:
+            states = np.concatenate((states, np.empty((3, num_prompts), np.int32)), 1)
         for index in others:
             sequence = sequences[index]
             copy_id = self._copy_of(sequence)
