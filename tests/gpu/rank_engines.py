@@ -48,7 +48,9 @@ def engine_of_two(config: EngineConfig) -> Iterator[Engine]:
         engine.close()
 
 
-def serve(engine: Engine, num_waves: int, chunk_size: int = 4096) -> dict[tuple[int, ...], list[int]]:
+def serve(
+    engine: Engine, num_waves: int, chunk_size: int = 4096, max_tokens: int = MAX_TOKENS
+) -> dict[tuple[int, ...], list[int]]:
     """Returns the outputs of random prompts. Each wave decodes as one batch."""
     prompts: dict[str, tuple[int, ...]] = {}
     outputs: dict[str, list[int]] = {}
@@ -69,7 +71,7 @@ def serve(engine: Engine, num_waves: int, chunk_size: int = 4096) -> dict[tuple[
             name = f"{wave}-{i}"
             prompt_ids = random_ids(rng, rng.randint(1, 200))
             prompts[name], outputs[name] = tuple(prompt_ids), []
-            worker.submit(name, prompt_ids, SamplingParams(MAX_TOKENS), arrival_ns=len(prompts))
+            worker.submit(name, prompt_ids, SamplingParams(max_tokens), arrival_ns=len(prompts))
         while num_ended < len(prompts):
             assert time.monotonic() < deadline, f"wave {wave} of {num_waves} is late"
             worker.step()
