@@ -42,7 +42,7 @@ __device__ void expect_bytes(u32 barrier, int bytes) {
 // At the same barrier of another block of the cluster.
 __device__ void arrive_at(u32 barrier, int rank) {
     asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
                  :: "r"(barrier), "r"(rank) : "memory");
 }
 #ifdef DEBUG_WAIT
@@ -51,7 +51,7 @@ __device__ void wait(u32 barrier, u32 parity) {
     for (int i = 0; i < 1000000; i++) {
         int done;
         asm volatile("{\n.reg .pred done;\n"
-            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\nselp.s32 %0, 1, 0, done;\n}"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.s32 %0, 1, 0, done;\n}"
             : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
         if (done) return;
     }
@@ -62,12 +62,12 @@ __device__ void wait(u32 barrier, u32 parity) {
 __device__ void wait(u32 barrier, u32 parity) {
     asm volatile(
         "{\n.reg .pred done;\nAGAIN:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra AGAIN;\n}" :: "r"(barrier), "r"(parity) : "memory");
 }
 #endif
 __device__ void synchronize_cluster() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 __device__ void synchronize_workers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
@@ -224,6 +224,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) balanced_products(
     const u32 stages = shared_address(memory) + 1023 & ~1023, results = stages + STAGES * STAGE_BYTES;
     const u32 full = shared_address(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
+        asm volatile("prefetch.tensormap [%0];" :: "l"(&weight_map) : "memory");
+        asm volatile("prefetch.tensormap [%0];" :: "l"(&token_map) : "memory");
         for (int s = 0; s < STAGES; s++) {
             init_barrier(full + 8 * s, 1);
             init_barrier(empty + 8 * s, NUM_WORKERS / 32 * CLUSTER);
@@ -330,7 +332,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) balanced_products(
                     __stcg(part + i * NUM_WORKERS,
                            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
                 }
-                __threadfence();
                 synchronize_workers();
                 if (worker == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(arrived + block) : "memory");
                 continue;
