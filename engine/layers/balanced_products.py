@@ -1,5 +1,6 @@
 """Products of tens to about a thousand rows, on Hopper's tensor cores (balanced_products.cu). Needs CUDA."""
 
+import os
 from typing import Any
 
 import torch
@@ -113,7 +114,12 @@ class BalancedProducts:
                 is_specific=True,
                 cluster=tile.cluster,
             )
-            max_clusters = min(kernel.max_clusters(NUM_THREADS), self._num_sms // tile.cluster)
+            max_clusters = self._num_sms // tile.cluster
+            if tile.cluster > 1:
+                found = kernel.max_clusters(NUM_THREADS)
+                if os.environ.get("DEBUG_WAIT"):
+                    print(key, "clusters", found, "of", max_clusters, "stages", stages, "bytes", shared_bytes, flush=True)
+                max_clusters = min(found or max_clusters, max_clusters)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
 
@@ -121,7 +127,6 @@ class BalancedProducts:
 def macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) -> dict[str, int]:
     """Returns the macros of balanced_products.cu."""
     columns = tile.tokens if tile.outputs == 128 else tile.tokens // 2
-    import os
     debug = {"DEBUG_WAIT": 1} if os.environ.get("DEBUG_WAIT") else {}
     return debug | {
         "FP8": int(is_fp8),
