@@ -5,12 +5,16 @@ from typing import Any
 
 import torch
 
-from tandem.engine.layers.balanced_tiles import BalancedTile, Deal, deal, num_stages, result_bytes
-from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, tensor_map
+from tandem.engine.layers.balanced_choice import balanced_tile_for
+from tandem.engine.layers.balanced_tiles import BalancedTile, deal, num_stages, result_bytes
+from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, compile_options, tensor_map
+from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.products import product_of
 
+PACKAGE, SOURCE = "tandem.engine.layers", "balanced_products"
 # Instructions of this architecture alone.
 CAPABILITY = (9, 0)
 NUM_THREADS = 384
@@ -20,6 +24,7 @@ ALIGNMENT = 1024
 GATED_ROWS = 8
 # Numbers of a block's largest tile.
 MAX_TILE = 128 * 256
+DTYPES = torch.bfloat16, FP8_DTYPE
 
 
 class BalancedProducts:
@@ -28,12 +33,20 @@ class BalancedProducts:
     def __init__(self, device: torch.device) -> None:
         properties: Any = torch.cuda.get_device_properties(device)
         self._device = device
+        self._is_supported = torch.cuda.get_device_capability(device) == CAPABILITY
         self._num_sms = properties.multi_processor_count
         self._shared_memory = properties.shared_memory_per_block_optin
+        # With the number of clusters that run at once.
         self._kernels: dict[tuple[int, int, int, bool, bool], tuple[CudaKernel, int]] = {}
-        self._partials = torch.empty(self._num_sms * MAX_TILE, device=device)
+        self._partials = torch.empty(self._num_sms * MAX_TILE if self._is_supported else 0, device=device)
         # Zero between launches.
         self._arrived = torch.zeros(self._num_sms, dtype=torch.int32, device=device)
+
+    def tile(self, num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -> BalancedTile | None:
+        """Returns None if another kernel is faster."""
+        if not self._is_supported or linear.weight.dtype not in DTYPES:
+            return None
+        return balanced_tile_for(product_of(num_tokens, linear, is_gated=is_gated))
 
     def multiply(
         self,
@@ -65,7 +78,7 @@ class BalancedProducts:
         assert numbers.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
         is_fp8 = scales is not None
         kernel, max_clusters = self.kernel(tile, is_gated=is_gated, is_fp8=is_fp8)
-        dealt = self.deal(tile, num_tokens, num_rows, in_size * numbers.element_size(), max_clusters)
+        dealt = deal(tile, num_tokens, num_rows, in_size * numbers.element_size(), max_clusters)
         depth = SWIZZLE // numbers.element_size()
         weights = weight
         box: tuple[int, ...] = (tile.outputs, depth)
@@ -94,37 +107,37 @@ class BalancedProducts:
         )
         return out
 
-    def deal(self, tile: BalancedTile, num_tokens: int, num_rows: int, in_bytes: int, max_clusters: int) -> Deal:
-        return deal(tile, num_tokens, num_rows, in_bytes, max_clusters)
-
     def kernel(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> tuple[CudaKernel, int]:
         """Returns the kernel, and the clusters of it that run at once."""
         key = tile.outputs, tile.tokens, tile.cluster, is_gated, is_fp8
         if key not in self._kernels:
             stages = num_stages(tile, self._shared_memory, is_gated=is_gated)
-            shared_bytes = (
-                stages * (tile.outputs + tile.tokens) * SWIZZLE + result_bytes(tile, is_gated=is_gated) + ALIGNMENT
-            )
+            results = result_bytes(tile, is_gated=is_gated)
             kernel = CudaKernel(
-                __package__,
-                "balanced_products",
-                macros(tile, stages, is_gated=is_gated, is_fp8=is_fp8),
+                PACKAGE,
+                SOURCE,
+                _macros(tile, stages, is_gated=is_gated, is_fp8=is_fp8),
                 self._device,
-                shared_bytes=shared_bytes,
+                shared_bytes=stages * (tile.outputs + tile.tokens) * SWIZZLE + results + ALIGNMENT,
                 is_specific=True,
                 cluster=tile.cluster,
             )
-            max_clusters = self._num_sms // tile.cluster
-            if tile.cluster > 1:
-                found = kernel.max_clusters(NUM_THREADS)
-                if os.environ.get("DEBUG_WAIT"):
-                    print(key, "clusters", found, "of", max_clusters, "stages", stages, "bytes", shared_bytes, flush=True)
-                max_clusters = min(found or max_clusters, max_clusters)
+            # Some clusters' blocks do not fit beside each other.
+            max_clusters = kernel.max_clusters(NUM_THREADS) if tile.cluster > 1 else self._num_sms
+            if os.environ.get("DEBUG_WAIT"):
+                print(key, "clusters", max_clusters, "stages", stages, flush=True)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
 
 
-def macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) -> dict[str, int]:
+def compile_options_of(tile: BalancedTile, shared_memory: int, *, is_gated: bool, is_fp8: bool) -> tuple[str, ...]:
+    """Returns the options with which to compile SOURCE ahead. Args: shared_memory: bytes of a block."""
+    stages = num_stages(tile, shared_memory, is_gated=is_gated)
+    macros = _macros(tile, stages, is_gated=is_gated, is_fp8=is_fp8)
+    return compile_options(macros, CAPABILITY, is_specific=True)
+
+
+def _macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) -> dict[str, int]:
     """Returns the macros of balanced_products.cu."""
     columns = tile.tokens if tile.outputs == 128 else tile.tokens // 2
     debug = {"DEBUG_WAIT": 1} if os.environ.get("DEBUG_WAIT") else {}

@@ -60,9 +60,7 @@ def result_bytes(tile: BalancedTile, *, is_gated: bool) -> int:
     return tile.tokens * (tile.outputs * (1 if is_gated else 2) + 16)
 
 
-def deal(
-    tile: BalancedTile, num_tokens: int, num_weight_rows: int, in_bytes: int, max_clusters: int
-) -> Deal:
+def deal(tile: BalancedTile, num_tokens: int, num_weight_rows: int, in_bytes: int, max_clusters: int) -> Deal:
     """Deals out tiles: whole waves, and before them one to two waves that are cut into equal shares.
 
     Args:

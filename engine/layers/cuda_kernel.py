@@ -21,6 +21,8 @@ _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # In percent.
 _SHARED_SHARE = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+# By the arguments of `compile_kernel`.
+_binaries: dict[tuple[str, str, tuple[str, ...]], bytes] = {}
 
 
 @functools.cache
@@ -129,9 +131,20 @@ def compile_options(
     return f"--gpu-architecture={architecture}", *(f"-D{name}={value}" for name, value in macros.items())
 
 
-@functools.cache
 def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Cached: the engine makes its kernels again after it measures memory."""
+    """Cached: the engine makes its kernels again after it measures memory. Raises RuntimeError."""
+    key = package, name, options
+    if key not in _binaries:
+        _binaries[key] = _compile(*key)
+    return _binaries[key]
+
+
+def keep_compiled(binaries: Mapping[tuple[str, str, tuple[str, ...]], bytes]) -> None:
+    """Adds results of `compile_kernel`, by its arguments, of other processes."""
+    _binaries.update(binaries)
+
+
+def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     source = files(package).joinpath(f"{name}.cu").read_bytes()
     headers = {HEADER: files(__package__).joinpath(HEADER).read_bytes()}
     headers.update((file.name, file.read_bytes()) for file in files(package).iterdir() if file.name.endswith(".cuh"))
