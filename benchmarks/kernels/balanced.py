@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -22,23 +22,29 @@ from rich.table import Table
 from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import open_model
 from benchmarks.kernels.balanced_cases import Case, MatrixSizes, matrices_of
-from tandem.engine.floors import Limits
 from tandem.engine.layers import cuda_kernel
 from tandem.engine.layers.balanced_choice import Choice, Matrix
 from tandem.engine.layers.balanced_products import PACKAGE, SOURCE, compile_options_of
-from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, BalancedTile, tile_of
+from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, num_stages, tile_of
 
 TOKENS = (24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 # Matrices of the vocabulary multiply rows that need logits only.
 MAX_HEAD_TOKENS = 320
 KINDS = ("plain", "channel")
-# Candidate tiles: outputs and blocks of a cluster, and least steps of a tile that a block takes.
-OUTPUTS, CLUSTERS, UNITS = (128, 64), (1, 2, 4), (4,)
-# Most tokens with narrow tiles.
-MAX_NARROW_TOKENS = 128
+# Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
+SHAPES = {(128, 1): 1024, (128, 2): 1024, (128, 4): 1024, (64, 1): 128, (64, 2): 128}
+# Least tokens of a tile in clusters of four.
+MIN_CLUSTER_TOKENS = 128
+# Least steps of a tile that a block takes, if tiles are cut at will, and equal parts of a tile otherwise.
+UNIT, NUM_PARTS = 4, (1, 2, 3)
+# Least share of the multiprocessors that equal parts occupy.
+MIN_OCCUPANCY = 0.45
+NUM_MULTIPROCESSORS = 132
+MAX_LIGHT_TOKENS, MIN_LIGHT_STAGES = 96, 3
 # Least gain over other kernels.
 MIN_GAIN = 1.02
 SHARED_MEMORY = 232_448
+COMPILE_TIMEOUT_S = 120
 
 
 class Figure(NamedTuple):
@@ -51,37 +57,56 @@ class Figure(NamedTuple):
     tiles: dict[BalancedTile, float]
 
 
-def tiles_for(num_tokens: int) -> Iterator[BalancedTile]:
+def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
     least = -(-num_tokens // MAX_GROUP_TOKENS)
-    for outputs in OUTPUTS:
-        if outputs == OUTPUTS[1] and num_tokens > MAX_NARROW_TOKENS:
-            continue
-        for cluster in CLUSTERS:
-            for number in (least, least + 1) if least > 1 else (least,):
-                for unit in UNITS:
-                    tile = tile_of(num_tokens, outputs, cluster, number, unit)
-                    if tile is not None:
-                        yield tile
+    for (outputs, cluster), most in SHAPES.items():
+        for number in (least, least + 1) if least > 1 else (least,):
+            tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
+            if tile is None or num_tokens > most or (cluster == 4 and tile.tokens < MIN_CLUSTER_TOKENS):
+                continue
+            light = tile._replace(is_light=True)
+            is_light = tile.tokens <= MAX_LIGHT_TOKENS
+            if is_light and num_stages(light, SHARED_MEMORY, is_gated=matrix.is_gated) >= MIN_LIGHT_STAGES:
+                yield from (light._replace(unit=unit) for unit in units_for(matrix, tile, number))
+            yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
 
 
-def compile_all(matrices: Iterable[MatrixSizes], tokens: Sequence[int]) -> int:
-    """Compiles all kernels in processes, before this one uses CUDA. Returns their number."""
-    variants = {
-        compile_options_of(tile, SHARED_MEMORY, is_gated=is_gated, is_fp8=kind != "plain")
-        for kind, is_gated in {(matrix.kind, matrix.is_gated) for matrix in matrices}
-        for num_tokens in tokens
-        for tile in tiles_for(num_tokens)
-    }
-    keys = [(PACKAGE, SOURCE, options) for options in variants]
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        cuda_kernel.keep_compiled(dict(zip(keys, pool.starmap(cuda_kernel.compile_kernel, keys), strict=True)))
-    return len(keys)
+def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:
+    yield UNIT
+    num_steps = -(-matrix.in_size * matrix.number_size // SWIZZLE)
+    num_tiles = num_token_tiles * -(-matrix.num_rows // (tile.outputs * tile.cluster))
+    for number in NUM_PARTS:
+        if MIN_OCCUPANCY <= num_tiles * number * tile.cluster / NUM_MULTIPROCESSORS <= 1:
+            yield -(-num_steps // number)
+
+
+class Compilers:
+    """Compiles kernels in processes, begun before this one uses CUDA."""
+
+    def __init__(self, matrices: Iterable[MatrixSizes], tokens: Sequence[int]) -> None:
+        self._pool = multiprocessing.get_context("fork").Pool(os.cpu_count())
+        self._running: dict[str, Any] = {}
+        wanted: dict[str, set[tuple[str, ...]]] = {}
+        for matrix in matrices:
+            is_gated, is_fp8 = matrix.is_gated, matrix.kind != "plain"
+            wanted.setdefault(matrix.kind, set()).update(
+                compile_options_of(tile, SHARED_MEMORY, is_gated=is_gated, is_fp8=is_fp8)
+                for num_tokens in tokens
+                for tile in tiles_for(matrix, num_tokens)
+            )
+        self._keys = {kind: [(PACKAGE, SOURCE, options) for options in sorted(of)] for kind, of in wanted.items()}
+        for kind, keys in self._keys.items():
+            self._running[kind] = self._pool.starmap_async(cuda_kernel.compile_kernel, keys, chunksize=1)
+
+    def wait_for(self, kind: str) -> None:
+        if (running := self._running.pop(kind, None)) is not None:
+            cuda_kernel.keep_compiled(dict(zip(self._keys[kind], running.get(COMPILE_TIMEOUT_S), strict=True)))
 
 
 def measure(case: Case, num_tokens: int) -> Figure:
     tiles = {}
     case.prepare(num_tokens)
-    for tile in tiles_for(num_tokens):
+    for tile in tiles_for(case.matrix, num_tokens):
         if wrong := case.wrong(tile):
             print(f"WRONG {case.matrix}, {num_tokens} tokens, {tuple(tile)}: {wrong}", flush=True)
         else:
@@ -98,7 +123,7 @@ def choices_of(figures: Sequence[Figure]) -> list[Choice]:
         best = min(figure.tiles, key=figure.tiles.__getitem__)
         if figure.tiles[best] * MIN_GAIN < min(figure.others.values()):
             number = -(-figure.num_tokens // best.tokens)
-            choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit)
+            choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.is_light)
         if choices and choices[-1][1:] == choice[1:]:
             choices.pop()
         choices.append(choice)
@@ -131,7 +156,7 @@ def show(figures: Sequence[Figure], title: str, console: Console) -> None:
             f"{best:.1f}",
             f"{best / figure.floor:.2f}",
             f"{best / min(figure.others.values()):.2f}",
-            " ".join(f"{'/'.join(map(str, tile))}:{us:.1f}" for tile, us in (*ranked[:3], *ranked[-1:])),
+            " ".join(f"{'/'.join(map(str, map(int, tile)))}:{us:.1f}" for tile, us in (*ranked[:3], *ranked[-1:])),
         )
     console.print(table)
 
@@ -146,43 +171,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS, help="weights (default: all)")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="(default: %(default)s)")
     parser.add_argument("--matrices", nargs="+", help="names (default: all)")
+    parser.add_argument("--limit", type=float, default=600.0, metavar="SECONDS", help="then stop (default: 600)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     parser.add_argument("--table", type=Path, metavar="FILE", help="also write the fastest tiles to FILE")
     arguments = parser.parse_args(argv)
     models = [open_model(parser, directory) for directory in arguments.model]
-    found = (m for model in models for tp in arguments.tp for m in matrices_of(model, tp, arguments.kinds))
+    found = (m for tp in arguments.tp for model in models for m in matrices_of(model, tp, arguments.kinds))
     # Several models may have the same.
     matrices = list({m[1:]: m for m in found if m.name in (arguments.matrices or m.name)}.values())
-    began = time.perf_counter()
-    number = compile_all(matrices, arguments.tokens)
-    print(f"{number} kernels compiled in {time.perf_counter() - began:.1f} s", flush=True)
+    deadline = time.perf_counter() + arguments.limit
+    compilers = Compilers(matrices, arguments.tokens)
     limits = measure_limits()
     rates = f"{limits.matmul_rate / 1e12:.0f} TFLOP/s, {sustained_matmul_rate() / 1e12:.0f} after two seconds"
     print(f"copy {limits.copy_bandwidth / 1e12:.2f} TB/s, matmul {rates}", flush=True)
-    figures = list(_figures(matrices, arguments.tokens, limits, arguments.json))
+    figures: list[Figure] = []
+    for matrix in matrices:
+        compilers.wait_for(matrix.kind)
+        case = Case(matrix, limits)
+        for num_tokens in arguments.tokens:
+            if time.perf_counter() > deadline or (matrix.name == "head" and num_tokens > MAX_HEAD_TOKENS):
+                break
+            figures.append(measure(case, num_tokens))
+        # Kept even if a later one fails.
+        if arguments.json:
+            arguments.json.write_text(json.dumps([_plain(figure) for figure in figures]) + "\n")
+        if arguments.table:
+            arguments.table.write_text(table_of(figures))
+        print(f"{matrix.name} done, {deadline - time.perf_counter():.0f} s left", flush=True)
     show(figures, "products, microseconds", Console(width=200))
-    if arguments.table:
-        arguments.table.write_text(table_of(figures))
     return 0
 
 
-def _figures(
-    matrices: Sequence[MatrixSizes], tokens: Sequence[int], limits: Limits, file: Path | None
-) -> Iterator[Figure]:
-    plain: list[dict[str, object]] = []
-    for matrix in matrices:
-        case = Case(matrix, limits)
-        for num_tokens in tokens:
-            if matrix.name == "head" and num_tokens > MAX_HEAD_TOKENS:
-                continue
-            figure = measure(case, num_tokens)
-            by_name = {"/".join(map(str, tile)): us for tile, us in figure.tiles.items()}
-            plain.append(figure._asdict() | {"matrix": matrix._asdict(), "tiles": by_name})
-            # Kept even if a later one fails.
-            if file is not None:
-                file.write_text(json.dumps(plain) + "\n")
-            yield figure
-        del case
+def _plain(figure: Figure) -> dict[str, object]:
+    by_name = {"/".join(map(str, map(int, tile))): us for tile, us in figure.tiles.items()}
+    return figure._asdict() | {"matrix": figure.matrix._asdict(), "tiles": by_name}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@
 //   GATED        1: outputs are silu(gate) * up; in a tile, 8 rows of gate and 8 of up take turns
 //   OUTPUTS      weight rows of a tile: 128 (a group has 64 of them) or 64 (a group has half of the tokens)
 //   TOKENS, CLUSTER, STAGES
+//   LIGHT        1: blocks of two consecutive launches fit beside each other, so that the later one fetches ahead
 //   COLUMNS      tokens of a group, 16 * BLOCKS
 //   OPERAND_A, OPERAND_B, OPERAND_ADDS    COLUMNS / 2 and the next two numbers
 
@@ -28,7 +29,8 @@ constexpr int A_BYTES = OUTPUTS * STEP, B_BYTES = TOKENS * STEP, STAGE_BYTES = A
 constexpr int NUM_SUMS = COLUMNS / 2;
 // Results of a tile in shared memory: rows of tokens, with a gap against bank conflicts.
 constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS, ROW_BYTES = WIDTH * 2 + 16, CHUNKS = WIDTH / 8;
-constexpr int NUM_WORKERS = 256;
+// The last warp group fetches; of a light block it has one warp.
+constexpr int NUM_WORKERS = 256, NUM_THREADS = NUM_WORKERS + (LIGHT ? 32 : 128);
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
 
@@ -45,27 +47,12 @@ __device__ void arrive_at(u32 barrier, int rank) {
                  "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
                  :: "r"(barrier), "r"(rank) : "memory");
 }
-#ifdef DEBUG_WAIT
-extern "C" __device__ int printf(const char*, ...);
-__device__ void wait(u32 barrier, u32 parity) {
-    for (int i = 0; i < 1000000; i++) {
-        int done;
-        asm volatile("{\n.reg .pred done;\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.s32 %0, 1, 0, done;\n}"
-            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-        if (done) return;
-    }
-    printf("stuck: block %d thread %d barrier %u parity %d\n", blockIdx.x, threadIdx.x, barrier, parity);
-    asm volatile("trap;");
-}
-#else
 __device__ void wait(u32 barrier, u32 parity) {
     asm volatile(
         "{\n.reg .pred done;\nAGAIN:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra AGAIN;\n}" :: "r"(barrier), "r"(parity) : "memory");
 }
-#endif
 __device__ void synchronize_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
@@ -208,7 +195,15 @@ struct Walk {
     __device__ int end_step(const Sizes& sizes) const { return min(end_unit * sizes.unit, sizes.num_steps); }
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) balanced_products(
+// Clusters behind that take the rest of the tile.
+__device__ __forceinline__ int num_behind(const Sizes& sizes, const Walk& walk) {
+    if (walk.end_unit == sizes.num_units) return 0;
+    int number = 1;
+    while (Walk::begin_of(sizes, walk.cluster + number + 1) < (walk.tile + 1) * sizes.num_units) number++;
+    return number;
+}
+
+extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balanced_products(
     const __grid_constant__ TensorMap token_map,   // (num_tokens, in_size)
     const __grid_constant__ TensorMap weight_map,  // (weight rows, in_size), or (out_size / 8, 2, 8, in_size) if GATED
     const u8* bias,                                // (weight rows,) bfloat16, or null
@@ -244,9 +239,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) balanced_products(
     int stage = 0;
     u32 parity = 0;
 
-    if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
+    if (threadIdx.x >= NUM_WORKERS) {
+        if (!LIGHT) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == NUM_WORKERS) {
             // Weights do not depend on earlier kernels.
             Walk ahead = walk;
             int num_ahead = 0;
@@ -277,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) balanced_products(
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        const int worker = threadIdx.x - 128, group = worker / 128, lane = threadIdx.x % 32;
+        if (!LIGHT) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        const int worker = threadIdx.x, group = worker / 128, lane = threadIdx.x % 32;
         const int warp = worker / 32 % 4;
         const u32 a_offset = OUTPUTS == 128 ? group * 64 * STEP : 0;
         const u32 b_offset = A_BYTES + (OUTPUTS == 128 ? 0 : group * COLUMNS * STEP);
@@ -336,31 +331,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) balanced_products(
                 if (worker == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(arrived + block) : "memory");
                 continue;
             }
-            const int tile_end = (walk.tile + 1) * sizes.num_units;
-            for (int other = cluster + 1; walk.end_unit < sizes.num_units; other++) {
-                const int block = other * CLUSTER + rank;
-                if (worker == 0) {
+            const int num_others = num_behind(sizes, walk);
+            if (num_others > 0) {
+                if (worker < num_others) {
+                    int* const flag = arrived + (cluster + 1 + worker) * CLUSTER + rank;
                     int is_there;
-#ifdef DEBUG_WAIT
-                    int spins = 0;
-#endif
-                    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_there) : "l"(arrived + block) : "memory");
-#ifdef DEBUG_WAIT
-                    while (!is_there && ++spins < 10000000);
-                    if (!is_there) { printf("no partial: cluster %d of %d\n", other, cluster); asm volatile("trap;"); }
-#else
+                    do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
                     while (!is_there);
-#endif
-                    arrived[block] = 0;
+                    *flag = 0;
                 }
                 synchronize_workers();
-                const float4* part = partials + (u64)block * (NUM_SUMS / 4) * NUM_WORKERS + worker;
+            }
+            for (int other = 1; other <= num_others; other++) {
+                const float4* part = partials + (u64)((cluster + other) * CLUSTER + rank) * (NUM_SUMS / 4) * NUM_WORKERS + worker;
 #pragma unroll
                 for (int i = 0; i < NUM_SUMS / 4; i++) {
                     const float4 v = __ldcg(part + i * NUM_WORKERS);
                     sums[4 * i] += v.x, sums[4 * i + 1] += v.y, sums[4 * i + 2] += v.z, sums[4 * i + 3] += v.w;
                 }
-                if (Walk::begin_of(sizes, other + 1) >= tile_end) break;
             }
 
             // Sum 4 * j + i of a lane is of token 8 * j + 2 * (lane % 4) + i % 2 and of row (i / 2) * 8.

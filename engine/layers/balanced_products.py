@@ -1,6 +1,5 @@
 """Products of tens to about a thousand rows, on Hopper's tensor cores (balanced_products.cu). Needs CUDA."""
 
-import os
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from tandem.engine.layers.products import product_of
 PACKAGE, SOURCE = "tandem.engine.layers", "balanced_products"
 # Instructions of this architecture alone.
 CAPABILITY = (9, 0)
-NUM_THREADS = 384
+NUM_THREADS, NUM_LIGHT_THREADS = 384, 288
 # Stages are aligned to swizzle patterns.
 ALIGNMENT = 1024
 # Rows of gate and of up that take turns in a tile.
@@ -37,7 +36,7 @@ class BalancedProducts:
         self._num_sms = properties.multi_processor_count
         self._shared_memory = properties.shared_memory_per_block_optin
         # With the number of clusters that run at once.
-        self._kernels: dict[tuple[int, int, int, bool, bool], tuple[CudaKernel, int]] = {}
+        self._kernels: dict[tuple[BalancedTile, bool, bool], tuple[CudaKernel, int]] = {}
         self._partials = torch.empty(self._num_sms * MAX_TILE if self._is_supported else 0, device=device)
         # Zero between launches.
         self._arrived = torch.zeros(self._num_sms, dtype=torch.int32, device=device)
@@ -87,7 +86,7 @@ class BalancedProducts:
             box = (tile.outputs // (2 * GATED_ROWS), 2, GATED_ROWS, depth)
         kernel.launch(
             (dealt.num_clusters * tile.cluster, 1),
-            NUM_THREADS,
+            NUM_LIGHT_THREADS if tile.is_light else NUM_THREADS,
             tensor_map(numbers, (tile.tokens // tile.cluster, depth)),
             tensor_map(weights, box),
             linear.bias,
@@ -109,7 +108,7 @@ class BalancedProducts:
 
     def kernel(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> tuple[CudaKernel, int]:
         """Returns the kernel, and the clusters of it that run at once."""
-        key = tile.outputs, tile.tokens, tile.cluster, is_gated, is_fp8
+        key = tile._replace(unit=0), is_gated, is_fp8
         if key not in self._kernels:
             stages = num_stages(tile, self._shared_memory, is_gated=is_gated)
             results = result_bytes(tile, is_gated=is_gated)
@@ -123,9 +122,11 @@ class BalancedProducts:
                 cluster=tile.cluster,
             )
             # Some clusters' blocks do not fit beside each other.
-            max_clusters = kernel.max_clusters(NUM_THREADS) if tile.cluster > 1 else self._num_sms
-            if os.environ.get("DEBUG_WAIT"):
-                print(key, "clusters", max_clusters, "stages", stages, flush=True)
+            max_clusters = self._num_sms
+            if tile.cluster > 1:
+                # One block per multiprocessor, if two of consecutive launches fit too.
+                num_threads = NUM_LIGHT_THREADS if tile.is_light else NUM_THREADS
+                max_clusters = min(kernel.max_clusters(num_threads), self._num_sms // tile.cluster)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
 
@@ -140,14 +141,14 @@ def compile_options_of(tile: BalancedTile, shared_memory: int, *, is_gated: bool
 def _macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) -> dict[str, int]:
     """Returns the macros of balanced_products.cu."""
     columns = tile.tokens if tile.outputs == 128 else tile.tokens // 2
-    debug = {"DEBUG_WAIT": 1} if os.environ.get("DEBUG_WAIT") else {}
-    return debug | {
+    return {
         "FP8": int(is_fp8),
         "GATED": int(is_gated),
         "OUTPUTS": tile.outputs,
         "TOKENS": tile.tokens,
         "CLUSTER": tile.cluster,
         "STAGES": stages,
+        "LIGHT": int(tile.is_light),
         "BLOCKS": columns // 16,
         "COLUMNS": columns,
         "OPERAND_A": columns // 2,

@@ -8,7 +8,9 @@ GROUP_OUTPUTS = 64
 TOKEN_MULTIPLE, MAX_GROUP_TOKENS = 16, 256
 SWIZZLE_ROWS, SWIZZLE = 8, 128
 # Bytes of shared memory for alignment and barriers.
-RESERVED = 2048
+RESERVED = 1536
+# Of a multiprocessor, for each block.
+SYSTEM_BYTES = 1024
 MAX_STAGES = 12
 MIN_STAGES = 2
 
@@ -20,12 +22,14 @@ class BalancedTile(NamedTuple):
         tokens: of a block's tile, a multiple of `token_multiple`.
         cluster: blocks with neighboring outputs, each of which fetches a share of the tokens for all.
         unit: least steps of a tile that a block takes.
+        is_light: whether blocks of two consecutive launches fit on a multiprocessor.
     """
 
     outputs: int
     tokens: int
     cluster: int
     unit: int
+    is_light: bool = False
 
 
 class Deal(NamedTuple):
@@ -43,15 +47,19 @@ def token_multiple(outputs: int, cluster: int) -> int:
     return max(TOKEN_MULTIPLE * num_groups, SWIZZLE_ROWS * cluster)
 
 
-def tile_of(num_tokens: int, outputs: int, cluster: int, num_token_tiles: int, unit: int) -> BalancedTile | None:
+def tile_of(
+    num_tokens: int, outputs: int, cluster: int, num_token_tiles: int, unit: int, *, is_light: bool = False
+) -> BalancedTile | None:
     """Returns equal tiles of tokens with the least padding; None if they are too large."""
     multiple = token_multiple(outputs, cluster)
     tokens = -(-num_tokens // (num_token_tiles * multiple)) * multiple
-    return BalancedTile(outputs, tokens, cluster, unit) if tokens <= MAX_GROUP_TOKENS else None
+    return BalancedTile(outputs, tokens, cluster, unit, is_light) if tokens <= MAX_GROUP_TOKENS else None
 
 
 def num_stages(tile: BalancedTile, shared_memory: int, *, is_gated: bool) -> int:
     """Returns the steps in flight. Args: shared_memory: bytes of a block."""
+    if tile.is_light:
+        shared_memory = (shared_memory - SYSTEM_BYTES) // 2
     left = shared_memory - RESERVED - result_bytes(tile, is_gated=is_gated)
     return min(MAX_STAGES, left // ((tile.outputs + tile.tokens) * SWIZZLE))
 

@@ -10,8 +10,18 @@ from tests.gpu.engine.layers.test_products import check, inputs, make
 # Instructions of one architecture alone.
 CAPABILITY = (9, 0)
 # Matrix rows and columns. The last has partial tiles and steps.
-MATRICES = (6144, 4096), (4096, 2048), (1024, 3072), (512, 8192), (2032, 1136)
-TILES = [(outputs, cluster, number) for outputs in (128, 64) for cluster in (1, 2, 4) for number in (1, 2)]
+MATRICES = (6144, 4096), (1024, 3072), (2032, 1136)
+# Outputs, blocks of a cluster, tiles of tokens, and whether two launches fit beside each other.
+TILES = [
+    (128, 1, 1, False),
+    (128, 2, 2, False),
+    (128, 4, 1, False),
+    (64, 1, 2, False),
+    (64, 2, 1, False),
+    (64, 2, 1, True),
+    (128, 1, 2, True),
+]
+NUM_TOKENS = 17, 139
 
 
 @pytest.fixture(autouse=True)
@@ -20,29 +30,30 @@ def _needs_hopper() -> None:
         pytest.skip("needs compute capability 9.0")
 
 
-def tile(num_tokens: int, outputs: int, cluster: int, number: int) -> BalancedTile:
-    found = tile_of(num_tokens, outputs, cluster, number, unit=4)
+def tile(num_tokens: int, outputs: int, cluster: int, number: int, *, is_light: bool = False) -> BalancedTile:
+    found = tile_of(num_tokens, outputs, cluster, number, unit=4, is_light=is_light)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("kind", ["plain", "channel"])
 @pytest.mark.parametrize(("num_rows", "in_size"), MATRICES)
-@pytest.mark.parametrize(("outputs", "cluster", "number"), TILES)
-def test_products(kind: Kind, num_rows: int, in_size: int, outputs: int, cluster: int, number: int) -> None:
+@pytest.mark.parametrize(("outputs", "cluster", "number", "is_light"), TILES)
+def test_products(
+    kind: Kind, num_rows: int, in_size: int, outputs: int, cluster: int, number: int, is_light: bool
+) -> None:
     from tandem.engine.layers.balanced_products import BalancedProducts
 
     products = BalancedProducts(torch.device("cuda", 0))
     for is_gated, has_bias, adds in ((False, False, False), (False, True, True), (True, True, False)):
         linear = make(kind, num_rows, in_size, has_bias)
-        for num_tokens in (17, 64, 139, 256):
+        for num_tokens in NUM_TOKENS:
             x, exact = inputs(linear, num_tokens)
             residual = torch.randn(num_tokens, num_rows, device="cuda").bfloat16() if adds else None
-            expected = None if residual is None else residual.clone()
-            result = products.multiply(
-                x, linear, tile(num_tokens, outputs, cluster, number), residual, is_gated=is_gated
-            )
-            check(result, exact, linear, is_gated=is_gated, residual=expected)
+            added = None if residual is None else residual.clone()
+            size = tile(num_tokens, outputs, cluster, number, is_light=is_light)
+            result = products.multiply(x, linear, size, added, is_gated=is_gated)
+            check(result, exact, linear, is_gated=is_gated, residual=residual)
 
 
 @pytest.mark.parametrize("num_tokens", [33, 300, 512, 1024])
