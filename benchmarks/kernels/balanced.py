@@ -7,6 +7,7 @@ Times are microseconds in graphs whose matrices no cache holds. Needs CUDA and c
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -120,8 +121,8 @@ def choices_of(figures: Sequence[Figure]) -> list[Choice]:
     choices: list[Choice] = []
     for figure in sorted(figures, key=lambda figure: figure.num_tokens):
         choice = Choice(figure.num_tokens, 0)
-        best = min(figure.tiles, key=figure.tiles.__getitem__)
-        if figure.tiles[best] * MIN_GAIN < min(figure.others.values()):
+        best = min(figure.tiles, key=figure.tiles.__getitem__, default=None)
+        if best is not None and figure.tiles[best] * MIN_GAIN < min(figure.others.values()):
             number = -(-figure.num_tokens // best.tokens)
             choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.is_light)
         if choices and choices[-1][1:] == choice[1:]:
@@ -147,7 +148,7 @@ def show(figures: Sequence[Figure], title: str, console: Console) -> None:
         table.add_column(column, justify="left" if number in (2, 6) else "right")
     for figure in figures:
         ranked = sorted(figure.tiles.items(), key=lambda item: item[1])
-        best = ranked[0][1]
+        best = ranked[0][1] if ranked else math.inf
         table.add_row(
             f"{figure.matrix.kind} {figure.matrix.name}",
             str(figure.num_tokens),
@@ -192,9 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if time.perf_counter() > deadline or (matrix.name == "head" and num_tokens > MAX_HEAD_TOKENS):
                 break
             figures.append(measure(case, num_tokens))
-        # Kept even if a later one fails.
-        if arguments.json:
-            arguments.json.write_text(json.dumps([_plain(figure) for figure in figures]) + "\n")
+            # Kept even if a later one fails.
+            if arguments.json:
+                arguments.json.write_text(json.dumps([_plain(figure) for figure in figures]) + "\n")
         if arguments.table:
             arguments.table.write_text(table_of(figures))
         print(f"{matrix.name} done, {deadline - time.perf_counter():.0f} s left", flush=True)
