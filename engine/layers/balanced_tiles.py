@@ -6,6 +6,8 @@ from typing import NamedTuple
 # Rows per instruction of the tensor cores: of weights, and the multiple and most of tokens.
 GROUP_OUTPUTS = 64
 TOKEN_MULTIPLE, MAX_GROUP_TOKENS = 16, 256
+# Larger tiles of tokens are multiples of this, so that fewer kernels are compiled.
+FEW_TOKENS, COARSE_MULTIPLE = 64, 32
 SWIZZLE_ROWS, SWIZZLE = 8, 128
 # Bytes of shared memory for alignment and barriers.
 RESERVED = 1536
@@ -52,7 +54,10 @@ def tile_of(
 ) -> BalancedTile | None:
     """Returns equal tiles of tokens with the least padding; None if they are too large."""
     multiple = token_multiple(outputs, cluster)
-    tokens = -(-num_tokens // (num_token_tiles * multiple)) * multiple
+    tokens = -(-num_tokens // num_token_tiles)
+    if tokens > FEW_TOKENS:
+        multiple = max(multiple, COARSE_MULTIPLE)
+    tokens = -(-tokens // multiple) * multiple
     return BalancedTile(outputs, tokens, cluster, unit, is_light) if tokens <= MAX_GROUP_TOKENS else None
 
 

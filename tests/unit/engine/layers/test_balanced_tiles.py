@@ -7,6 +7,8 @@ import pytest
 
 from tandem.engine.layers.balanced_choice import Choice, Matrix, balanced_tile_for, choices
 from tandem.engine.layers.balanced_tiles import (
+    COARSE_MULTIPLE,
+    FEW_TOKENS,
     MAX_GROUP_TOKENS,
     MIN_STAGES,
     BalancedTile,
@@ -71,7 +73,8 @@ def test_tiles_are_equal_and_fit_shared_memory(outputs: int, cluster: int) -> No
         tile = tile_of(num_tokens, outputs, cluster, number, 4)
         assert tile is not None
         assert tile.tokens % multiple == 0
-        assert num_tokens <= tile.tokens * number < num_tokens + number * multiple
+        largest = multiple if tile.tokens <= FEW_TOKENS else COARSE_MULTIPLE
+        assert num_tokens <= tile.tokens * number < num_tokens + number * largest
         assert all(num_stages(tile, SHARED_MEMORY, is_gated=is_gated) >= MIN_STAGES for is_gated in (False, True))
     assert tile_of(2 * MAX_GROUP_TOKENS + 1, outputs, cluster, 2, 4) is None
 
