@@ -12,9 +12,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -22,63 +22,16 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import open_model
-from benchmarks.kernels.balanced_cases import Case, MatrixSizes, matrices_of
+from benchmarks.kernels.balanced_cases import Case
+from benchmarks.kernels.balanced_table import SHARED_MEMORY, Figure, MatrixSizes, matrices_of, table_of, tiles_for
 from tandem.engine.layers import cuda_kernel
-from tandem.engine.layers.balanced_choice import Choice, Matrix
 from tandem.engine.layers.balanced_products import PACKAGE, SOURCE, compile_options_of
-from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, num_stages, tile_of
 
 TOKENS = (24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 # Matrices of the vocabulary multiply rows that need logits only.
 MAX_HEAD_TOKENS = 320
 KINDS = ("plain", "channel")
-# Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
-SHAPES = {(128, 1): 1024, (128, 2): 1024, (128, 4): 1024, (64, 1): 128, (64, 2): 128}
-# Least tokens of a tile in clusters of four.
-MIN_CLUSTER_TOKENS = 128
-# Least steps of a tile that a block takes, if tiles are cut at will, and equal parts of a tile otherwise.
-UNIT, NUM_PARTS = 4, (1, 2, 3)
-# Least share of the multiprocessors that equal parts occupy.
-MIN_OCCUPANCY = 0.45
-NUM_MULTIPROCESSORS = 132
-MAX_LIGHT_TOKENS, MIN_LIGHT_STAGES = 96, 3
-# Least gain over other kernels.
-MIN_GAIN = 1.02
-SHARED_MEMORY = 232_448
 COMPILE_TIMEOUT_S = 120
-
-
-class Figure(NamedTuple):
-    """Microseconds. Attributes: others: by kernel."""
-
-    matrix: MatrixSizes
-    num_tokens: int
-    floor: float
-    others: dict[str, float]
-    tiles: dict[BalancedTile, float]
-
-
-def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
-    least = -(-num_tokens // MAX_GROUP_TOKENS)
-    for (outputs, cluster), most in SHAPES.items():
-        for number in (least, least + 1) if least > 1 else (least,):
-            tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
-            if tile is None or num_tokens > most or (cluster == 4 and tile.tokens < MIN_CLUSTER_TOKENS):
-                continue
-            light = tile._replace(is_light=True)
-            is_light = tile.tokens <= MAX_LIGHT_TOKENS
-            if is_light and num_stages(light, SHARED_MEMORY, is_gated=matrix.is_gated) >= MIN_LIGHT_STAGES:
-                yield from (light._replace(unit=unit) for unit in units_for(matrix, tile, number))
-            yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
-
-
-def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:
-    yield UNIT
-    num_steps = -(-matrix.in_size * matrix.number_size // SWIZZLE)
-    num_tiles = num_token_tiles * -(-matrix.num_rows // (tile.outputs * tile.cluster))
-    for number in NUM_PARTS:
-        if MIN_OCCUPANCY <= num_tiles * number * tile.cluster / NUM_MULTIPROCESSORS <= 1:
-            yield -(-num_steps // number)
 
 
 class Compilers:
@@ -114,31 +67,6 @@ def measure(case: Case, num_tokens: int) -> Figure:
             tiles[tile] = case.time(case.balanced(tile))
     others = {name: case.time(run) for name, run in case.others().items()}
     return Figure(case.matrix, num_tokens, case.floor, others, tiles)
-
-
-def choices_of(figures: Sequence[Figure]) -> list[Choice]:
-    """Returns the choices of one matrix, by rising numbers of tokens."""
-    choices: list[Choice] = []
-    for figure in sorted(figures, key=lambda figure: figure.num_tokens):
-        choice = Choice(figure.num_tokens, 0)
-        best = min(figure.tiles, key=figure.tiles.__getitem__, default=None)
-        if best is not None and figure.tiles[best] * MIN_GAIN < min(figure.others.values()):
-            number = -(-figure.num_tokens // best.tokens)
-            choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.is_light)
-        if choices and choices[-1][1:] == choice[1:]:
-            choices.pop()
-        choices.append(choice)
-    return choices
-
-
-def table_of(figures: Sequence[Figure]) -> str:
-    """Returns the table in balanced_tiles.json's format, a line per matrix."""
-    of_matrices: dict[Matrix, list[Figure]] = {}
-    for figure in figures:
-        m = figure.matrix
-        of_matrices.setdefault(Matrix(m.kind, m.is_gated, m.out_size, m.in_size), []).append(figure)
-    lines = [json.dumps([matrix, choices_of(of_matrix)]) for matrix, of_matrix in sorted(of_matrices.items())]
-    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def show(figures: Sequence[Figure], title: str, console: Console) -> None:

@@ -1,12 +1,13 @@
 """One matrix of a model, multiplied by every kernel. Importing it needs CUDA's libraries, but no GPU."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
+from benchmarks.kernels.balanced_table import MatrixSizes
 from benchmarks.kernels.graph_time import median_us
-from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER, FP8_SPEED, Limits
+from tandem.engine.floors import FP8_SPEED, Limits
 from tandem.engine.layers.balanced_products import BalancedProducts
 from tandem.engine.layers.balanced_tiles import BalancedTile
 from tandem.engine.layers.fp8 import FP8_MAX
@@ -15,9 +16,7 @@ from tandem.engine.layers.fp8_products import multiply_by_library
 from tandem.engine.layers.fp8_quantize import quantize, quantize_rows
 from tandem.engine.layers.gated_products import GatedProducts
 from tandem.engine.layers.linear import Linear, LinearBase
-from tandem.engine.layers.product_tiles import Kind
 from tandem.engine.layers.products import Products
-from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.quantization import Quantization
 
 # Minimum size of all matrices of a graph, so that no cache holds them, and its time.
@@ -29,38 +28,6 @@ FP8_NUMBERS = 80.0
 MAX_ERROR = 0.03
 
 Run: TypeAlias = Callable[[LinearBase], object]
-
-
-class MatrixSizes(NamedTuple):
-    """Attributes: out_size: a gated matrix has twice as many rows; adds: to a residual."""
-
-    name: str
-    kind: Kind
-    is_gated: bool
-    out_size: int
-    in_size: int
-    adds: bool
-
-    @property
-    def num_rows(self) -> int:
-        return self.out_size * (2 if self.is_gated else 1)
-
-    @property
-    def number_size(self) -> int:
-        return BYTES_PER_NUMBER if self.kind == "plain" else FP8_BYTES_PER_NUMBER
-
-
-def matrices_of(model: ModelConfig, tp: int, kinds: Sequence[Kind]) -> Iterator[MatrixSizes]:
-    """Yields the matrices of one of `tp` ranks. The vocabulary's are never FP8."""
-    q_size, kv_size = model.num_q_heads * model.head_dim // tp, model.num_kv_heads * model.head_dim // tp
-    hidden, inner, adds = model.hidden_size, model.intermediate_size // tp, tp == 1
-    for kind in kinds:
-        yield MatrixSizes("qkv", kind, False, q_size + 2 * kv_size, hidden, False)
-        yield MatrixSizes("o", kind, False, hidden, q_size, adds)
-        yield MatrixSizes("gate_up", kind, True, inner, hidden, False)
-        yield MatrixSizes("down", kind, False, hidden, inner, adds)
-    if "plain" in kinds:
-        yield MatrixSizes("head", "plain", False, model.vocab_size // tp, hidden, False)
 
 
 class Case:

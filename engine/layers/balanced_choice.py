@@ -42,10 +42,23 @@ def choices() -> dict[Matrix, list[Choice]]:
     return {Matrix(*matrix): [Choice(*choice) for choice in of_matrix] for matrix, of_matrix in table}
 
 
+def matrix_of(product: Product) -> Matrix:
+    return Matrix(product.kind, product.is_gated, product.out_size, product.in_size)
+
+
+@functools.cache
+def tiles_of(matrix: Matrix) -> frozenset[BalancedTile]:
+    """Returns a matrix's tiles for all numbers of tokens."""
+    kind, is_gated, out_size, in_size = matrix
+    most = max((choice.max_tokens for choice in choices().get(matrix, ())), default=0)
+    products = (Product(kind, num_tokens, out_size, in_size, is_gated) for num_tokens in range(1, most + 1))
+    return frozenset(tile for product in products if (tile := balanced_tile_for(product)) is not None)
+
+
 @functools.lru_cache(maxsize=4096)
 def balanced_tile_for(product: Product) -> BalancedTile | None:
     """Returns None if another kernel is faster, or nothing was measured."""
-    of_matrix = choices().get(Matrix(product.kind, product.is_gated, product.out_size, product.in_size), [])
+    of_matrix = choices().get(matrix_of(product), [])
     index = bisect_left(of_matrix, product.num_tokens, key=lambda choice: choice.max_tokens)
     if index == len(of_matrix) or not of_matrix[index].num_token_tiles:
         return None

@@ -1,12 +1,13 @@
 """Products of tens to about a thousand rows, on Hopper's tensor cores (balanced_products.cu). Needs CUDA."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from tandem.engine.layers.balanced_choice import balanced_tile_for
+from tandem.engine.layers.balanced_choice import Matrix, balanced_tile_for, matrix_of, tiles_of
 from tandem.engine.layers.balanced_tiles import BalancedTile, deal, num_stages, result_bytes
-from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, compile_options, tensor_map
+from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, compile_kernel, compile_options, tensor_map
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_quantize import Quantized
@@ -23,6 +24,9 @@ ALIGNMENT = 1024
 GATED_ROWS = 8
 # Numbers of a block's largest tile.
 MAX_TILE = 128 * 256
+# Threads that compile while the engine goes on.
+NUM_COMPILERS = 8
+COMPILE_TIMEOUT_S = 120
 DTYPES = torch.bfloat16, FP8_DTYPE
 
 
@@ -37,15 +41,27 @@ class BalancedProducts:
         self._shared_memory = properties.shared_memory_per_block_optin
         # With the number of clusters that run at once.
         self._kernels: dict[tuple[BalancedTile, bool, bool], tuple[CudaKernel, int]] = {}
+        self._matrices: set[Matrix] = set()
+        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "compiler")
+        # By the compiler's options.
+        self._compiling: dict[tuple[str, ...], Future[bytes]] = {}
         self._partials = torch.empty(self._num_sms * MAX_TILE if self._is_supported else 0, device=device)
         # Zero between launches.
         self._arrived = torch.zeros(self._num_sms, dtype=torch.int32, device=device)
 
     def tile(self, num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -> BalancedTile | None:
-        """Returns None if another kernel is faster."""
+        """Returns None if another kernel is faster. The first call for a matrix begins to compile all its kernels."""
         if not self._is_supported or linear.weight.dtype not in DTYPES:
             return None
-        return balanced_tile_for(product_of(num_tokens, linear, is_gated=is_gated))
+        product = product_of(num_tokens, linear, is_gated=is_gated)
+        matrix = matrix_of(product)
+        if matrix not in self._matrices:
+            self._matrices.add(matrix)
+            for tile in sorted(tiles_of(matrix)):
+                options = self._options(tile, is_gated=is_gated, is_fp8=product.kind != "plain")
+                if options not in self._compiling:
+                    self._compiling[options] = self._compilers.submit(compile_kernel, PACKAGE, SOURCE, options)
+        return balanced_tile_for(product)
 
     def multiply(
         self,
@@ -110,6 +126,9 @@ class BalancedProducts:
         """Returns the kernel, and the clusters of it that run at once."""
         key = tile._replace(unit=0), is_gated, is_fp8
         if key not in self._kernels:
+            options = self._options(tile, is_gated=is_gated, is_fp8=is_fp8)
+            if (compiling := self._compiling.get(options)) is not None:
+                compiling.result(COMPILE_TIMEOUT_S)
             stages = num_stages(tile, self._shared_memory, is_gated=is_gated)
             results = result_bytes(tile, is_gated=is_gated)
             kernel = CudaKernel(
@@ -129,6 +148,9 @@ class BalancedProducts:
                 max_clusters = min(kernel.max_clusters(num_threads), self._num_sms // tile.cluster)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
+
+    def _options(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> tuple[str, ...]:
+        return compile_options_of(tile, self._shared_memory, is_gated=is_gated, is_fp8=is_fp8)
 
 
 def compile_options_of(tile: BalancedTile, shared_memory: int, *, is_gated: bool, is_fp8: bool) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.engine.layers.balanced_choice import Choice, Matrix, balanced_tile_for, choices
 from tandem.engine.layers.balanced_tiles import (
     COARSE_MULTIPLE,
     FEW_TOKENS,
@@ -18,7 +17,6 @@ from tandem.engine.layers.balanced_tiles import (
     tile_of,
     token_multiple,
 )
-from tandem.engine.layers.product_tiles import Product
 
 NUM_MULTIPROCESSORS, SHARED_MEMORY = 132, 232_448
 SHAPES = [(outputs, cluster) for outputs in (128, 64) for cluster in (1, 2, 4)]
@@ -77,23 +75,6 @@ def test_tiles_are_equal_and_fit_shared_memory(outputs: int, cluster: int) -> No
         assert num_tokens <= tile.tokens * number < num_tokens + number * largest
         assert all(num_stages(tile, SHARED_MEMORY, is_gated=is_gated) >= MIN_STAGES for is_gated in (False, True))
     assert tile_of(2 * MAX_GROUP_TOKENS + 1, outputs, cluster, 2, 4) is None
-
-
-def test_measured_choices_are_valid() -> None:
-    for matrix, of_matrix in choices().items():
-        sizes = [choice.max_tokens for choice in of_matrix]
-        assert sizes == sorted(set(sizes)), matrix
-        for before, choice in zip([Choice(0, 0), *of_matrix], of_matrix, strict=False):
-            for num_tokens in (before.max_tokens + 1, choice.max_tokens):
-                product = Product(matrix.kind, num_tokens, matrix.out_size, matrix.in_size, matrix.is_gated)
-                tile = balanced_tile_for(product)
-                assert (tile is not None) == (choice.num_token_tiles > 0), (matrix, choice)
-        assert balanced_tile_for(Product(matrix.kind, sizes[-1] + 1, *matrix[2:], matrix.is_gated)) is None
-
-
-def test_unmeasured_matrices_have_no_tile() -> None:
-    assert Matrix("plain", False, 4095, 1) not in choices()
-    assert balanced_tile_for(Product("plain", 64, 4095, 1)) is None
 
 
 def test_a_large_matrix_is_dealt_in_whole_waves_and_a_cut_rest() -> None:
