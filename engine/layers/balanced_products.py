@@ -1,6 +1,5 @@
 """Products of tens to about a thousand rows, on Hopper's tensor cores (balanced_products.cu). Needs CUDA."""
 
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, compile_kernel
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_quantize import Quantized
+from tandem.engine.layers.kernel_compilers import Kernel, KernelCompilers
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.products import product_of
 
@@ -24,9 +24,6 @@ ALIGNMENT = 1024
 GATED_ROWS = 8
 # Numbers of a block's largest tile.
 MAX_TILE = 128 * 256
-# Threads that compile while the engine goes on.
-NUM_COMPILERS = 8
-COMPILE_TIMEOUT_S = 120
 DTYPES = torch.bfloat16, FP8_DTYPE
 
 
@@ -42,9 +39,7 @@ class BalancedProducts:
         # With the number of clusters that run at once.
         self._kernels: dict[tuple[BalancedTile, bool, bool], tuple[CudaKernel, int]] = {}
         self._matrices: set[Matrix] = set()
-        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "compiler")
-        # By the compiler's options.
-        self._compiling: dict[tuple[str, ...], Future[bytes]] = {}
+        self._compilers = KernelCompilers(compile_kernel)
         self._partials = torch.empty(self._num_sms * MAX_TILE if self._is_supported else 0, device=device)
         # Zero between launches.
         self._arrived = torch.zeros(self._num_sms, dtype=torch.int32, device=device)
@@ -57,10 +52,8 @@ class BalancedProducts:
         matrix = matrix_of(product)
         if matrix not in self._matrices:
             self._matrices.add(matrix)
-            for tile in sorted(tiles_of(matrix)):
-                options = self._options(tile, is_gated=is_gated, is_fp8=product.kind != "plain")
-                if options not in self._compiling:
-                    self._compiling[options] = self._compilers.submit(compile_kernel, PACKAGE, SOURCE, options)
+            is_fp8 = product.kind != "plain"
+            self._compilers.begin(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
         return balanced_tile_for(product)
 
     def multiply(
@@ -101,7 +94,7 @@ class BalancedProducts:
             weights = weight.view(2, out_size // GATED_ROWS, GATED_ROWS, in_size).transpose(0, 1)
             box = (tile.outputs // (2 * GATED_ROWS), 2, GATED_ROWS, depth)
         kernel.launch(
-            (dealt.num_clusters * tile.cluster, 1),
+            (dealt.num_groups * dealt.num_token_tiles * tile.cluster, 1),
             NUM_LIGHT_THREADS if tile.is_light else NUM_THREADS,
             tensor_map(numbers, (tile.tokens // tile.cluster, depth)),
             tensor_map(weights, box),
@@ -126,9 +119,7 @@ class BalancedProducts:
         """Returns the kernel, and the clusters of it that run at once."""
         key = tile._replace(unit=0), is_gated, is_fp8
         if key not in self._kernels:
-            options = self._options(tile, is_gated=is_gated, is_fp8=is_fp8)
-            if (compiling := self._compiling.get(options)) is not None:
-                compiling.result(COMPILE_TIMEOUT_S)
+            self._compilers.wait_for(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8))
             stages = num_stages(tile, self._shared_memory, is_gated=is_gated)
             results = result_bytes(tile, is_gated=is_gated)
             kernel = CudaKernel(
@@ -149,8 +140,8 @@ class BalancedProducts:
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
 
-    def _options(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> tuple[str, ...]:
-        return compile_options_of(tile, self._shared_memory, is_gated=is_gated, is_fp8=is_fp8)
+    def _compiled(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> Kernel:
+        return PACKAGE, SOURCE, compile_options_of(tile, self._shared_memory, is_gated=is_gated, is_fp8=is_fp8)
 
 
 def compile_options_of(tile: BalancedTile, shared_memory: int, *, is_gated: bool, is_fp8: bool) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Tiles of balanced_products.cu, and how they are dealt out. Imports no torch."""
 
-import math
 from typing import NamedTuple
 
 # Rows per instruction of the tensor cores: of weights, and the multiple and most of tokens.
@@ -35,13 +34,18 @@ class BalancedTile(NamedTuple):
 
 
 class Deal(NamedTuple):
-    """Work of a launch, in tiles of clusters. Attributes: num_cut: tiles that several clusters may share."""
+    """Work of a launch. A group has a cluster for each tile of tokens, and takes the same outputs for all.
+
+    Attributes:
+        num_tiles: tiles of a cluster's outputs.
+        num_cut: tiles that several groups may share.
+    """
 
     num_token_tiles: int
     num_tiles: int
     num_cut: int
     num_steps: int
-    num_clusters: int
+    num_groups: int
 
 
 def token_multiple(outputs: int, cluster: int) -> int:
@@ -81,10 +85,11 @@ def deal(tile: BalancedTile, num_tokens: int, num_weight_rows: int, in_bytes: in
         max_clusters: that run at once.
     """
     num_token_tiles = -(-num_tokens // tile.tokens)
-    num_tiles = num_token_tiles * -(-num_weight_rows // (tile.outputs * tile.cluster))
+    num_tiles = -(-num_weight_rows // (tile.outputs * tile.cluster))
     num_steps = -(-in_bytes // SWIZZLE)
-    num_waves, num_left = divmod(num_tiles, max_clusters)
-    num_cut = num_left + (max_clusters if num_waves else 0) if num_left else 0
-    num_units = math.ceil(num_steps / tile.unit)
-    num_clusters = max_clusters if num_waves else min(max_clusters, num_cut * num_units)
-    return Deal(num_token_tiles, num_tiles, num_cut, num_steps, num_clusters)
+    max_groups = max_clusters // num_token_tiles
+    num_waves, num_left = divmod(num_tiles, max_groups)
+    num_cut = num_left + (max_groups if num_waves else 0) if num_left else 0
+    num_units = -(-num_steps // tile.unit)
+    num_groups = max_groups if num_waves else min(max_groups, num_cut * num_units)
+    return Deal(num_token_tiles, num_tiles, num_cut, num_steps, num_groups)
