@@ -1,27 +1,29 @@
 """Candidate tiles of balanced_products.cu, and the table of the fastest. Imports no CUDA."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER
 from tandem.engine.layers.balanced_choice import Choice, Matrix
-from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, num_stages, tile_of
+from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, tile_of
 from tandem.engine.layers.product_tiles import Kind
 from tandem.engine.models.config import ModelConfig
 
 # Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
-SHAPES = {(128, 1): 1024, (128, 2): 1024, (128, 4): 1024, (64, 1): 128, (64, 2): 128}
-# Least tokens of a tile in clusters of four.
-MIN_CLUSTER_TOKENS = 128
+MAX_NARROW_TOKENS = 128
+SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): MAX_NARROW_TOKENS}
 # Least steps of a tile that a block takes, if tiles are cut at will, and equal parts of a tile otherwise.
 UNIT, NUM_PARTS = 4, (1, 2, 3)
 # Least share of the multiprocessors that equal parts occupy.
 MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
-MAX_LIGHT_TOKENS, MIN_LIGHT_STAGES = 96, 3
 # Least gain over other kernels.
 MIN_GAIN = 1.02
+# Tiles that take up to this times the fastest's time count as fast, and those of smaller clusters are preferred: fewer
+# kernels are compiled.
+TIE = 1.015
 # Bytes of a block.
 SHARED_MEMORY = 232_448
 
@@ -71,15 +73,10 @@ class Figure(NamedTuple):
 def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
     least = -(-num_tokens // MAX_GROUP_TOKENS)
     for (outputs, cluster), most in SHAPES.items():
-        for number in (least, least + 1) if least > 1 else (least,):
+        for number in (least, least + 1) if num_tokens > MAX_NARROW_TOKENS else (least,):
             tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
-            if tile is None or num_tokens > most or (cluster == 4 and tile.tokens < MIN_CLUSTER_TOKENS):
-                continue
-            light = tile._replace(is_light=True)
-            is_light = tile.tokens <= MAX_LIGHT_TOKENS
-            if is_light and num_stages(light, SHARED_MEMORY, is_gated=matrix.is_gated) >= MIN_LIGHT_STAGES:
-                yield from (light._replace(unit=unit) for unit in units_for(matrix, tile, number))
-            yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
+            if tile is not None and num_tokens <= most:
+                yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
 
 
 def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:
@@ -96,10 +93,13 @@ def choices_of(figures: Sequence[Figure]) -> list[Choice]:
     choices: list[Choice] = []
     for figure in sorted(figures, key=lambda figure: figure.num_tokens):
         choice = Choice(figure.num_tokens, 0)
-        best = min(figure.tiles, key=figure.tiles.__getitem__, default=None)
-        if best is not None and figure.tiles[best] * MIN_GAIN < min(figure.others.values()):
-            number = -(-figure.num_tokens // best.tokens)
-            choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.is_light)
+        fastest = min(figure.tiles.values(), default=math.inf)
+        if fastest * MIN_GAIN < min(figure.others.values()):
+            fast = [tile for tile, us in figure.tiles.items() if us <= TIE * fastest]
+            best = min(fast, key=lambda tile: (tile.cluster, figure.tiles[tile]))
+            choice = Choice(
+                figure.num_tokens, -(-figure.num_tokens // best.tokens), best.outputs, best.cluster, best.unit
+            )
         if choices and choices[-1][1:] == choice[1:]:
             choices.pop()
         choices.append(choice)

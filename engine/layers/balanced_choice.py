@@ -23,7 +23,6 @@ class Choice(NamedTuple):
     outputs: int = 0
     cluster: int = 0
     unit: int = 0
-    is_light: bool = False
 
 
 class Matrix(NamedTuple):
@@ -62,5 +61,5 @@ def balanced_tile_for(product: Product) -> BalancedTile | None:
     index = bisect_left(of_matrix, product.num_tokens, key=lambda choice: choice.max_tokens)
     if index == len(of_matrix) or not of_matrix[index].num_token_tiles:
         return None
-    _, number, outputs, cluster, unit, is_light = of_matrix[index]
-    return tile_of(product.num_tokens, outputs, cluster, number, unit, is_light=is_light)
+    _, number, outputs, cluster, unit = of_matrix[index]
+    return tile_of(product.num_tokens, outputs, cluster, number, unit)

@@ -4,17 +4,15 @@
 // that TOKENS may be any multiple of 16. Clusters of CLUSTER blocks take neighboring outputs of the same tokens; each
 // block fetches a share of the tokens for all. One thread fetches up to STAGES steps ahead, two warp groups multiply.
 //
-// A group of clusters takes the same outputs and steps of all tokens at the same time, so each weight is read once. Every
-// group gets the same number of steps: the first tiles are cut into units of `unit` steps and dealt out evenly, the rest
-// are whole waves. A group that begins within a tile leaves its sums in `partials`. The group that began the tile adds
-// them in the order of the steps, so the same inputs give the same bits.
+// Every cluster gets the same number of steps: the first tiles are cut into units of `unit` steps and dealt out evenly,
+// the rest are whole waves. A cluster that begins within a tile leaves its sums in `partials`. The cluster that began
+// the tile adds them in the order of the steps, so the same inputs give the same bits.
 //
 // Macros for NVRTC:
 //   FP8          0: bfloat16; 1: FP8 with scales per token and per weight row
 //   GATED        1: outputs are silu(gate) * up; in a tile, 8 rows of gate and 8 of up take turns
 //   OUTPUTS      weight rows of a tile: 128 (a group has 64 of them) or 64 (a group has half of the tokens)
 //   TOKENS, CLUSTER, STAGES
-//   LIGHT        1: blocks of two consecutive launches fit beside each other, so that the later one fetches ahead
 //   COLUMNS      tokens of a group, 16 * BLOCKS
 //   OPERAND_A, OPERAND_B, OPERAND_ADDS    COLUMNS / 2 and the next two numbers
 
@@ -30,8 +28,8 @@ constexpr int A_BYTES = OUTPUTS * STEP, B_BYTES = TOKENS * STEP, STAGE_BYTES = A
 constexpr int NUM_SUMS = COLUMNS / 2;
 // Results of a tile in shared memory: rows of tokens, with a gap against bank conflicts.
 constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS, ROW_BYTES = WIDTH * 2 + 16, CHUNKS = WIDTH / 8;
-// The last warp group fetches; of a light block it has one warp.
-constexpr int NUM_WORKERS = 256, NUM_THREADS = NUM_WORKERS + (LIGHT ? 32 : 128);
+// The last warp group fetches.
+constexpr int NUM_WORKERS = 256, NUM_THREADS = NUM_WORKERS + 128;
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
 
@@ -166,20 +164,20 @@ __device__ __forceinline__ void load_transposed(u32 from, u32 (&v)[4]) {
 }
 
 struct Sizes {
-    // Of clusters' output tiles. The first `num_cut` are cut into units.
-    int num_tiles, num_cut, unit, num_units, num_steps, num_groups;
+    // Of clusters' tiles. The first `num_cut` tiles are cut into units.
+    int num_token_tiles, num_tiles, num_cut, unit, num_units, num_steps, num_clusters;
 };
 
-// A group's stretches of steps, one after the other.
+// A cluster's stretches of steps, one after the other.
 struct Walk {
-    int group, at, end, tile;
+    int cluster, at, end, tile;
     int first_unit, end_unit;
 
-    __device__ Walk(const Sizes& sizes, int group) : group(group) {
-        at = begin_of(sizes, group), end = begin_of(sizes, group + 1), tile = -1;
+    __device__ Walk(const Sizes& sizes, int cluster) : cluster(cluster) {
+        at = begin_of(sizes, cluster), end = begin_of(sizes, cluster + 1), tile = -1;
     }
-    static __device__ int begin_of(const Sizes& sizes, int group) {
-        return (u64)sizes.num_cut * sizes.num_units * group / sizes.num_groups;
+    static __device__ int begin_of(const Sizes& sizes, int cluster) {
+        return (u64)sizes.num_cut * sizes.num_units * cluster / sizes.num_clusters;
     }
     __device__ bool next(const Sizes& sizes) {
         if (at < end) {
@@ -188,7 +186,7 @@ struct Walk {
             at += end_unit - first_unit;
             return true;
         }
-        tile = tile < sizes.num_cut ? sizes.num_cut + group : tile + sizes.num_groups;
+        tile = tile < sizes.num_cut ? sizes.num_cut + cluster : tile + sizes.num_clusters;
         first_unit = 0, end_unit = sizes.num_units;
         return tile < sizes.num_tiles;
     }
@@ -196,15 +194,15 @@ struct Walk {
     __device__ int end_step(const Sizes& sizes) const { return min(end_unit * sizes.unit, sizes.num_steps); }
 };
 
-// Groups behind that take the rest of the tile.
+// Clusters behind that take the rest of the tile.
 __device__ __forceinline__ int num_behind(const Sizes& sizes, const Walk& walk) {
     if (walk.end_unit == sizes.num_units) return 0;
     int number = 1;
-    while (Walk::begin_of(sizes, walk.group + number + 1) < (walk.tile + 1) * sizes.num_units) number++;
+    while (Walk::begin_of(sizes, walk.cluster + number + 1) < (walk.tile + 1) * sizes.num_units) number++;
     return number;
 }
 
-extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balanced_products(
+extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
     const __grid_constant__ TensorMap token_map,   // (num_tokens, in_size)
     const __grid_constant__ TensorMap weight_map,  // (weight rows, in_size), or (out_size / 8, 2, 8, in_size) if GATED
     const u8* bias,                                // (weight rows,) bfloat16, or null
@@ -234,21 +232,20 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
     const int num_clusters = gridDim.x / CLUSTER, rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;
     // The cluster that adds partial sums waits for blocks launched before it.
     const int cluster = num_clusters - 1 - blockIdx.x / CLUSTER;
-    const int first_token = cluster % num_token_tiles * TOKENS;
     const Sizes sizes = {
-        num_tiles, num_cut, unit, (num_steps + unit - 1) / unit, num_steps, num_clusters / num_token_tiles};
-    Walk walk(sizes, cluster / num_token_tiles);
+        num_token_tiles, num_tiles, num_cut, unit, (num_steps + unit - 1) / unit, num_steps, num_clusters};
+    Walk walk(sizes, cluster);
     int stage = 0;
     u32 parity = 0;
 
     if (threadIdx.x >= NUM_WORKERS) {
-        if (!LIGHT) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == NUM_WORKERS) {
             // Weights do not depend on earlier kernels.
             Walk ahead = walk;
             int num_ahead = 0;
             while (num_ahead < STAGES && ahead.next(sizes)) {
-                const int row = (ahead.tile * CLUSTER + rank) * OUTPUTS;
+                const int row = (ahead.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS;
                 for (int step = ahead.first_step(sizes); step < ahead.end_step(sizes) && num_ahead < STAGES; step++) {
                     expect_bytes(full + 8 * num_ahead, STAGE_BYTES);
                     fetch_weights(stages + num_ahead * STAGE_BYTES, &weight_map, full + 8 * num_ahead, step * DEPTH, row);
@@ -258,7 +255,8 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
             asm volatile("griddepcontrol.wait;" ::: "memory");
             int number = 0;
             while (walk.next(sizes)) {
-                const int row = (walk.tile * CLUSTER + rank) * OUTPUTS;
+                const int row = (walk.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS;
+                const int token = walk.tile % num_token_tiles * TOKENS + rank * (TOKENS / CLUSTER);
                 for (int step = walk.first_step(sizes); step < walk.end_step(sizes); step++, number++) {
                     const u32 target = stages + stage * STAGE_BYTES, barrier = full + 8 * stage;
                     if (number >= num_ahead) {
@@ -267,13 +265,13 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
                         fetch_weights(target, &weight_map, barrier, step * DEPTH, row);
                     }
                     const u32 share = target + A_BYTES + rank * (B_BYTES / CLUSTER);
-                    fetch_tokens(share, &token_map, barrier, step * DEPTH, first_token + rank * (TOKENS / CLUSTER));
+                    fetch_tokens(share, &token_map, barrier, step * DEPTH, token);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
             }
         }
     } else {
-        if (!LIGHT) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int worker = threadIdx.x, group = worker / 128, lane = threadIdx.x % 32;
         const int warp = worker / 32 % 4;
         const u32 a_offset = OUTPUTS == 128 ? group * 64 * STEP : 0;
@@ -287,17 +285,18 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
                                 : results + (column + lane / 16 * 8 + lane % 8) * ROW_BYTES + (first + lane / 8 % 2 * 8) * 2;
         asm volatile("griddepcontrol.wait;" ::: "memory");
         while (walk.next(sizes)) {
-            const int output = (walk.tile * CLUSTER + rank) * OUTPUTS / (GATED ? 2 : 1);
+            const int output = (walk.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS / (GATED ? 2 : 1);
+            const int token = walk.tile % num_token_tiles * TOKENS;
             const int first_step = walk.first_step(sizes), end_step = walk.end_step(sizes);
             // The results of the tile before have left.
             synchronize_workers();
             if (residual && walk.first_unit == 0) {
                 for (int i = worker; i < TOKENS * CHUNKS; i += NUM_WORKERS) {
                     const int t = i / CHUNKS, o = i % CHUNKS * 8;
-                    if (first_token + t < num_tokens && output + o < out_size) {
+                    if (token + t < num_tokens && output + o < out_size) {
                         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                                      :: "r"(results + t * ROW_BYTES + o * 2),
-                                        "l"(residual + ((u64)(first_token + t) * out_size + output + o) * 2) : "memory");
+                                        "l"(residual + ((u64)(token + t) * out_size + output + o) * 2) : "memory");
                     }
                 }
             }
@@ -332,11 +331,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
                 continue;
             }
             const int num_others = num_behind(sizes, walk);
-            // The same tokens' block in the next group.
-            const int apart_in_groups = num_token_tiles * CLUSTER, block = cluster * CLUSTER + rank;
             if (num_others > 0) {
                 if (worker < num_others) {
-                    int* const flag = arrived + block + (worker + 1) * apart_in_groups;
+                    int* const flag = arrived + (cluster + 1 + worker) * CLUSTER + rank;
                     int is_there;
                     do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
                     while (!is_there);
@@ -345,8 +342,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
                 synchronize_workers();
             }
             for (int other = 1; other <= num_others; other++) {
-                const int from = block + other * apart_in_groups;
-                const float4* part = partials + (u64)from * (NUM_SUMS / 4) * NUM_WORKERS + worker;
+                const float4* part = partials + (u64)((cluster + other) * CLUSTER + rank) * (NUM_SUMS / 4) * NUM_WORKERS + worker;
 #pragma unroll
                 for (int i = 0; i < NUM_SUMS / 4; i++) {
                     const float4 v = __ldcg(part + i * NUM_WORKERS);
@@ -374,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
 #pragma unroll
             for (int j = 0; j < COLUMNS / 8; j++) {
 #if FP8
-                const int t = first_token + column + 8 * j + lane % 4 * 2;
+                const int t = token + column + 8 * j + lane % 4 * 2;
                 const float of_tokens[2] = {t < num_tokens ? token_scales[t] : 0, t + 1 < num_tokens ? token_scales[t + 1] : 0};
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[4 * j + i] *= of_tokens[i % 2] * of_rows[i / 2];
@@ -423,11 +419,11 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, LIGHT ? 2 : 1) balance
             synchronize_workers();
             for (int i = worker; i < TOKENS * CHUNKS; i += NUM_WORKERS) {
                 const int t = i / CHUNKS, o = i % CHUNKS * 8;
-                if (first_token + t < num_tokens && output + o < out_size) {
+                if (token + t < num_tokens && output + o < out_size) {
                     u32 v[4];
                     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(results + t * ROW_BYTES + o * 2));
-                    *(uint4*)(out + ((u64)(first_token + t) * out_size + output + o) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                    *(uint4*)(out + ((u64)(token + t) * out_size + output + o) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
                 }
             }
         }

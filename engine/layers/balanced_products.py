@@ -17,7 +17,7 @@ from tandem.engine.layers.products import product_of
 PACKAGE, SOURCE = "tandem.engine.layers", "balanced_products"
 # Instructions of this architecture alone.
 CAPABILITY = (9, 0)
-NUM_THREADS, NUM_LIGHT_THREADS = 384, 288
+NUM_THREADS = 384
 # Stages are aligned to swizzle patterns.
 ALIGNMENT = 1024
 # Rows of gate and of up that take turns in a tile.
@@ -94,8 +94,8 @@ class BalancedProducts:
             weights = weight.view(2, out_size // GATED_ROWS, GATED_ROWS, in_size).transpose(0, 1)
             box = (tile.outputs // (2 * GATED_ROWS), 2, GATED_ROWS, depth)
         kernel.launch(
-            (dealt.num_groups * dealt.num_token_tiles * tile.cluster, 1),
-            NUM_LIGHT_THREADS if tile.is_light else NUM_THREADS,
+            (dealt.num_clusters * tile.cluster, 1),
+            NUM_THREADS,
             tensor_map(numbers, (tile.tokens // tile.cluster, depth)),
             tensor_map(weights, box),
             linear.bias,
@@ -134,9 +134,7 @@ class BalancedProducts:
             # Some clusters' blocks do not fit beside each other.
             max_clusters = self._num_sms
             if tile.cluster > 1:
-                # One block per multiprocessor, if two of consecutive launches fit too.
-                num_threads = NUM_LIGHT_THREADS if tile.is_light else NUM_THREADS
-                max_clusters = min(kernel.max_clusters(num_threads), self._num_sms // tile.cluster)
+                max_clusters = kernel.max_clusters(NUM_THREADS)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
 
@@ -161,7 +159,6 @@ def _macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) ->
         "TOKENS": tile.tokens,
         "CLUSTER": tile.cluster,
         "STAGES": stages,
-        "LIGHT": int(tile.is_light),
         "BLOCKS": columns // 16,
         "COLUMNS": columns,
         "OPERAND_A": columns // 2,

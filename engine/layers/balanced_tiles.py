@@ -1,5 +1,6 @@
 """Tiles of balanced_products.cu, and how they are dealt out. Imports no torch."""
 
+import math
 from typing import NamedTuple
 
 # Rows per instruction of the tensor cores: of weights, and the multiple and most of tokens.
@@ -10,8 +11,6 @@ FEW_TOKENS, COARSE_MULTIPLE = 64, 32
 SWIZZLE_ROWS, SWIZZLE = 8, 128
 # Bytes of shared memory for alignment and barriers.
 RESERVED = 1536
-# Of a multiprocessor, for each block.
-SYSTEM_BYTES = 1024
 MAX_STAGES = 12
 MIN_STAGES = 2
 
@@ -23,29 +22,22 @@ class BalancedTile(NamedTuple):
         tokens: of a block's tile, a multiple of `token_multiple`.
         cluster: blocks with neighboring outputs, each of which fetches a share of the tokens for all.
         unit: least steps of a tile that a block takes.
-        is_light: whether blocks of two consecutive launches fit on a multiprocessor.
     """
 
     outputs: int
     tokens: int
     cluster: int
     unit: int
-    is_light: bool = False
 
 
 class Deal(NamedTuple):
-    """Work of a launch. A group has a cluster for each tile of tokens, and takes the same outputs for all.
-
-    Attributes:
-        num_tiles: tiles of a cluster's outputs.
-        num_cut: tiles that several groups may share.
-    """
+    """Work of a launch, in tiles of clusters. Attributes: num_cut: tiles that several clusters may share."""
 
     num_token_tiles: int
     num_tiles: int
     num_cut: int
     num_steps: int
-    num_groups: int
+    num_clusters: int
 
 
 def token_multiple(outputs: int, cluster: int) -> int:
@@ -53,22 +45,18 @@ def token_multiple(outputs: int, cluster: int) -> int:
     return max(TOKEN_MULTIPLE * num_groups, SWIZZLE_ROWS * cluster)
 
 
-def tile_of(
-    num_tokens: int, outputs: int, cluster: int, num_token_tiles: int, unit: int, *, is_light: bool = False
-) -> BalancedTile | None:
+def tile_of(num_tokens: int, outputs: int, cluster: int, num_token_tiles: int, unit: int) -> BalancedTile | None:
     """Returns equal tiles of tokens with the least padding; None if they are too large."""
     multiple = token_multiple(outputs, cluster)
     tokens = -(-num_tokens // num_token_tiles)
     if tokens > FEW_TOKENS:
         multiple = max(multiple, COARSE_MULTIPLE)
     tokens = -(-tokens // multiple) * multiple
-    return BalancedTile(outputs, tokens, cluster, unit, is_light) if tokens <= MAX_GROUP_TOKENS else None
+    return BalancedTile(outputs, tokens, cluster, unit) if tokens <= MAX_GROUP_TOKENS else None
 
 
 def num_stages(tile: BalancedTile, shared_memory: int, *, is_gated: bool) -> int:
     """Returns the steps in flight. Args: shared_memory: bytes of a block."""
-    if tile.is_light:
-        shared_memory = (shared_memory - SYSTEM_BYTES) // 2
     left = shared_memory - RESERVED - result_bytes(tile, is_gated=is_gated)
     return min(MAX_STAGES, left // ((tile.outputs + tile.tokens) * SWIZZLE))
 
@@ -85,11 +73,10 @@ def deal(tile: BalancedTile, num_tokens: int, num_weight_rows: int, in_bytes: in
         max_clusters: that run at once.
     """
     num_token_tiles = -(-num_tokens // tile.tokens)
-    num_tiles = -(-num_weight_rows // (tile.outputs * tile.cluster))
+    num_tiles = num_token_tiles * -(-num_weight_rows // (tile.outputs * tile.cluster))
     num_steps = -(-in_bytes // SWIZZLE)
-    max_groups = max_clusters // num_token_tiles
-    num_waves, num_left = divmod(num_tiles, max_groups)
-    num_cut = num_left + (max_groups if num_waves else 0) if num_left else 0
-    num_units = -(-num_steps // tile.unit)
-    num_groups = max_groups if num_waves else min(max_groups, num_cut * num_units)
-    return Deal(num_token_tiles, num_tiles, num_cut, num_steps, num_groups)
+    num_waves, num_left = divmod(num_tiles, max_clusters)
+    num_cut = num_left + (max_clusters if num_waves else 0) if num_left else 0
+    num_units = math.ceil(num_steps / tile.unit)
+    num_clusters = max_clusters if num_waves else min(max_clusters, num_cut * num_units)
+    return Deal(num_token_tiles, num_tiles, num_cut, num_steps, num_clusters)

@@ -136,7 +136,7 @@ class CudaOps(LayerOps):
 
 
 def _inputs(x: torch.Tensor, linear: LinearBase, norm: Norm | None = None) -> torch.Tensor | Quantized:
-    """Returns the inputs of a product, normalized first if given a norm."""
+    """Returns the contiguous inputs of a product, normalized first if given a norm."""
     if isinstance(linear, Fp8Linear):
         return quantize(x, linear, norm)
-    return x if norm is None else rms_norm(x, norm)
+    return x.contiguous() if norm is None else rms_norm(x, norm)

@@ -3,7 +3,6 @@
 import json
 
 from benchmarks.kernels.balanced_table import (
-    MIN_LIGHT_STAGES,
     SHARED_MEMORY,
     Figure,
     MatrixSizes,
@@ -13,11 +12,11 @@ from benchmarks.kernels.balanced_table import (
     tiles_for,
 )
 from tandem.engine.layers.balanced_choice import Choice
-from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, BalancedTile, num_stages
+from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, MIN_STAGES, BalancedTile, num_stages
 from tests.fakes.model_shapes import LLAMA_8B
 
 DOWN = MatrixSizes("down", "plain", False, 4096, 14336, True)
-FAST, SLOW = BalancedTile(128, 64, 2, 4), BalancedTile(128, 64, 1, 4, True)
+FAST, SLOW = BalancedTile(128, 64, 2, 4), BalancedTile(128, 64, 1, 4)
 
 
 def figure(num_tokens: int, library: float, tiles: dict[BalancedTile, float]) -> Figure:
@@ -31,8 +30,7 @@ def test_candidates_hold_all_tokens_and_fit_shared_memory() -> None:
             assert len(set(tiles)) == len(tiles) > 0
             for tile in tiles:
                 assert tile.tokens <= MAX_GROUP_TOKENS
-                least = MIN_LIGHT_STAGES if tile.is_light else 2
-                assert num_stages(tile, SHARED_MEMORY, is_gated=matrix.is_gated) >= least
+                assert num_stages(tile, SHARED_MEMORY, is_gated=matrix.is_gated) >= MIN_STAGES
 
 
 def test_ranks_share_a_models_matrices() -> None:
@@ -49,6 +47,10 @@ def test_the_table_has_the_fastest_tile_unless_another_kernel_is_as_fast() -> No
         figure(48, 40.0, {FAST._replace(tokens=48): 31.0}),
         figure(256, 40.0, {}),
     ]
-    expected = [Choice(32, 1, 128, 1, 4, True), Choice(64, 1, 128, 2, 4, False), Choice(256, 0)]
+    expected = [Choice(32, 1, 128, 1, 4), Choice(64, 1, 128, 2, 4), Choice(256, 0)]
     assert choices_of(figures) == expected
     assert json.loads(table_of(figures)) == [[["plain", False, 4096, 14336], [list(choice) for choice in expected]]]
+
+
+def test_smaller_clusters_are_preferred_if_they_are_about_as_fast() -> None:
+    assert choices_of([figure(64, 40.0, {FAST: 31.0, SLOW: 31.4})]) == [Choice(64, 1, 128, 1, 4)]

@@ -11,16 +11,8 @@ from tests.gpu.engine.layers.test_products import check, inputs, make
 CAPABILITY = (9, 0)
 # Matrix rows and columns. The last has partial tiles and steps.
 MATRICES = (6144, 4096), (1024, 3072), (2032, 1136)
-# Outputs, blocks of a cluster, tiles of tokens, and whether two launches fit beside each other.
-TILES = [
-    (128, 1, 1, False),
-    (128, 2, 2, False),
-    (128, 4, 1, False),
-    (64, 1, 2, False),
-    (64, 2, 1, False),
-    (64, 2, 1, True),
-    (128, 1, 2, True),
-]
+# Outputs, blocks of a cluster, and tiles of tokens.
+TILES = [(128, 1, 1), (128, 2, 2), (128, 4, 1), (64, 1, 2), (64, 2, 1)]
 NUM_TOKENS = 17, 139
 
 
@@ -30,18 +22,16 @@ def _needs_hopper() -> None:
         pytest.skip("needs compute capability 9.0")
 
 
-def tile(num_tokens: int, outputs: int, cluster: int, number: int, *, is_light: bool = False) -> BalancedTile:
-    found = tile_of(num_tokens, outputs, cluster, number, unit=4, is_light=is_light)
+def tile(num_tokens: int, outputs: int, cluster: int, number: int) -> BalancedTile:
+    found = tile_of(num_tokens, outputs, cluster, number, unit=4)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("kind", ["plain", "channel"])
 @pytest.mark.parametrize(("num_rows", "in_size"), MATRICES)
-@pytest.mark.parametrize(("outputs", "cluster", "number", "is_light"), TILES)
-def test_products(
-    kind: Kind, num_rows: int, in_size: int, outputs: int, cluster: int, number: int, is_light: bool
-) -> None:
+@pytest.mark.parametrize(("outputs", "cluster", "number"), TILES)
+def test_products(kind: Kind, num_rows: int, in_size: int, outputs: int, cluster: int, number: int) -> None:
     from tandem.engine.layers.balanced_products import BalancedProducts
 
     products = BalancedProducts(torch.device("cuda", 0))
@@ -51,7 +41,7 @@ def test_products(
             x, exact = inputs(linear, num_tokens)
             residual = torch.randn(num_tokens, num_rows, device="cuda").bfloat16() if adds else None
             added = None if residual is None else residual.clone()
-            size = tile(num_tokens, outputs, cluster, number, is_light=is_light)
+            size = tile(num_tokens, outputs, cluster, number)
             result = products.multiply(x, linear, size, added, is_gated=is_gated)
             check(result, exact, linear, is_gated=is_gated, residual=residual)
 

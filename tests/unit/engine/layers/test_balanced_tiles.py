@@ -23,17 +23,17 @@ SHAPES = [(outputs, cluster) for outputs in (128, 64) for cluster in (1, 2, 4)]
 
 
 def stretches(dealt: Deal, unit: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yields each group's (group, tile, first unit, end unit), as balanced_products.cu walks through them."""
+    """Yields each cluster's (cluster, tile, first unit, end unit), as balanced_products.cu walks through them."""
     num_units = -(-dealt.num_steps // unit)
-    for group in range(dealt.num_groups):
-        at, end = (dealt.num_cut * num_units * g // dealt.num_groups for g in (group, group + 1))
+    for cluster in range(dealt.num_clusters):
+        at, end = (dealt.num_cut * num_units * c // dealt.num_clusters for c in (cluster, cluster + 1))
         while at < end:
             tile, first = divmod(at, num_units)
             size = min(num_units - first, end - at)
-            yield group, tile, first, first + size
+            yield cluster, tile, first, first + size
             at += size
-        for tile in range(dealt.num_cut + group, dealt.num_tiles, dealt.num_groups):
-            yield group, tile, 0, num_units
+        for tile in range(dealt.num_cut + cluster, dealt.num_tiles, dealt.num_clusters):
+            yield cluster, tile, 0, num_units
 
 
 @pytest.mark.parametrize(("outputs", "cluster"), SHAPES)
@@ -48,9 +48,7 @@ def test_every_step_is_dealt_once_and_evenly(outputs: int, cluster: int) -> None
         dealt = deal(tile, num_tokens, num_rows, 2 * in_size, NUM_MULTIPROCESSORS // cluster)
         num_units = -(-dealt.num_steps // unit)
         owners: dict[tuple[int, int], int] = {}
-        counts = [0] * dealt.num_groups
-        assert dealt.num_groups * dealt.num_token_tiles * cluster <= NUM_MULTIPROCESSORS
-        assert dealt.num_token_tiles * tile.tokens >= num_tokens
+        counts = [0] * dealt.num_clusters
         begun_within: list[int] = []
         for number, index, first, end in stretches(dealt, unit):
             counts[number] += end - first
@@ -81,6 +79,6 @@ def test_tiles_are_equal_and_fit_shared_memory(outputs: int, cluster: int) -> No
 
 def test_a_large_matrix_is_dealt_in_whole_waves_and_a_cut_rest() -> None:
     dealt = deal(BalancedTile(128, 256, 2, 4), 512, 28672, 8192, 66)
-    # 112 tiles for 33 groups of two clusters: three waves and 13 tiles; the last wave is cut with the rest.
-    assert (dealt.num_tiles, dealt.num_cut, dealt.num_groups) == (112, 13 + 33, 33)
-    assert deal(BalancedTile(128, 256, 2, 4), 512, 33 * 256, 8192, 66).num_cut == 0
+    # 112 pairs of output tiles, twice: three waves and 26 tiles; the last wave is cut with the rest.
+    assert (dealt.num_tiles, dealt.num_cut, dealt.num_clusters) == (224, 26 + 66, 66)
+    assert deal(BalancedTile(128, 256, 2, 4), 512, 66 * 256, 8192, 66).num_cut == 0
