@@ -17,9 +17,12 @@ SWIZZLE = 128
 Argument: TypeAlias = "torch.Tensor | c_void_p | int | float | driver.CUtensorMap | None"
 
 _PDL = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # In percent.
 _SHARED_SHARE = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+# By the arguments of `compile_kernel`.
+_binaries: dict[tuple[str, str, tuple[str, ...]], bytes] = {}
 
 
 @functools.cache
@@ -44,6 +47,7 @@ class CudaKernel:
         *,
         shared_bytes: int | None = None,
         is_specific: bool = False,
+        cluster: int = 1,
     ) -> None:
         """
         Args:
@@ -51,14 +55,13 @@ class CudaKernel:
             shared_bytes: dynamic shared memory per block. Unless None, multiprocessors give shared memory precedence
                 over the L1 cache, so that blocks of consecutive such kernels fit beside each other.
             is_specific: allow instructions of this architecture alone.
+            cluster: consecutive blocks of a cluster.
 
         Raises:
             RuntimeError: the kernel cannot be compiled or loaded.
         """
-        major, minor = torch.cuda.get_device_capability(device)
-        architecture = f"sm_{major}{minor}{'a' if is_specific else ''}"
-        options = f"--gpu-architecture={architecture}", *(f"-D{k}={v}" for k, v in macros.items())
-        binary = _compile(package, name, options)
+        capability = torch.cuda.get_device_capability(device)
+        binary = compile_kernel(package, name, compile_options(macros, capability, is_specific=is_specific))
         with torch.cuda.device(device):
             # Loading needs a context, and torch binds none to a thread that only takes memory from its cache.
             _check(driver.cuCtxSetCurrent(_check(driver.cuDevicePrimaryCtxRetain(torch.cuda.current_device()))))
@@ -68,6 +71,7 @@ class CudaKernel:
                 _check(driver.cuFuncSetAttribute(self._function, _SHARED_BYTES, shared_bytes))
                 _check(driver.cuFuncSetAttribute(self._function, _SHARED_SHARE, 100))
         self._shared_bytes = shared_bytes or 0
+        self._cluster = cluster
         self._device = device
         self._is_dependent = has_dependent_launch(device)
 
@@ -77,18 +81,35 @@ class CudaKernel:
         Args:
             arguments: tensors, c_void_p and None become pointers, numbers int and float, tensor maps are copied.
         """
+        config = self._config(grid, num_threads, is_dependent=self._is_dependent)
+        config.hStream = torch.cuda.current_stream(self._device).cuda_stream
+        values, types = zip(*(_argument(a) for a in arguments), strict=True)
+        _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
+
+    def max_clusters(self, num_threads: int) -> int:
+        """Returns the clusters that fit on the device at once."""
+        config = self._config((self._cluster, 1), num_threads, is_dependent=False)
+        return int(_check(driver.cuOccupancyMaxActiveClusters(self._function, config)))
+
+    def _config(self, grid: tuple[int, int], num_threads: int, *, is_dependent: bool) -> driver.CUlaunchConfig:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
         config.sharedMemBytes = self._shared_bytes
-        config.hStream = torch.cuda.current_stream(self._device).cuda_stream
-        if self._is_dependent:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = _PDL
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
-        values, types = zip(*(_argument(a) for a in arguments), strict=True)
-        _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
+        attributes = []
+        if is_dependent:
+            dependent = driver.CUlaunchAttribute()
+            dependent.id = _PDL
+            dependent.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(dependent)
+        if self._cluster > 1:
+            clustered = driver.CUlaunchAttribute()
+            clustered.id = _CLUSTER
+            size = clustered.value.clusterDim
+            size.x, size.y, size.z = self._cluster, 1, 1
+            attributes.append(clustered)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
 
 
 def tensor_map(x: torch.Tensor, box: tuple[int, ...]) -> driver.CUtensorMap:
@@ -102,9 +123,28 @@ def tensor_map(x: torch.Tensor, box: tuple[int, ...]) -> driver.CUtensorMap:
     return _encode(x.data_ptr(), x.dtype is torch.bfloat16, tuple(x.shape), x.stride(), box)
 
 
-@functools.cache
+def compile_options(
+    macros: Mapping[str, int], capability: tuple[int, int], *, is_specific: bool = False
+) -> tuple[str, ...]:
+    major, minor = capability
+    architecture = f"sm_{major}{minor}{'a' if is_specific else ''}"
+    return f"--gpu-architecture={architecture}", *(f"-D{name}={value}" for name, value in macros.items())
+
+
+def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+    """Cached: the engine makes its kernels again after it measures memory. Raises RuntimeError."""
+    key = package, name, options
+    if key not in _binaries:
+        _binaries[key] = _compile(*key)
+    return _binaries[key]
+
+
+def keep_compiled(binaries: Mapping[tuple[str, str, tuple[str, ...]], bytes]) -> None:
+    """Adds results of `compile_kernel`, by its arguments, of other processes."""
+    _binaries.update(binaries)
+
+
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Cached: the engine makes its kernels again after it measures memory."""
     source = files(package).joinpath(f"{name}.cu").read_bytes()
     headers = {HEADER: files(__package__).joinpath(HEADER).read_bytes()}
     headers.update((file.name, file.read_bytes()) for file in files(package).iterdir() if file.name.endswith(".cuh"))

@@ -3,13 +3,14 @@
 import flashinfer
 import torch
 
+from tandem.engine.layers.balanced_products import BalancedProducts
 from tandem.engine.layers.cuda_norm import rms_norm
 from tandem.engine.layers.experts.base import Experts
 from tandem.engine.layers.experts.cuda_experts import CudaExperts
 from tandem.engine.layers.few_rows import FewRows
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_products import Fp8Products
-from tandem.engine.layers.fp8_quantize import quantize
+from tandem.engine.layers.fp8_quantize import Quantized, quantize
 from tandem.engine.layers.gated_products import GatedProducts
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
@@ -25,6 +26,7 @@ class CudaOps(LayerOps):
 
     def __init__(self, device: torch.device) -> None:
         self._few_rows = FewRows(device)
+        self._balanced = BalancedProducts(device)
         self._products = Products(device)
         self._gated = GatedProducts(device)
         self._fp8 = Fp8Products(device, self._products)
@@ -35,6 +37,9 @@ class CudaOps(LayerOps):
     ) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.norm_linear(x, norm, linear, out)
+        balanced = self._balanced.tile(len(x), linear)
+        if balanced is not None:
+            return self._balanced.multiply(_inputs(x, linear, norm), linear, balanced, out=out)
         if isinstance(linear, Fp8Linear):
             product = self._fp8.multiply(quantize(x, linear, norm), linear)
             return product if out is None else out.copy_(product)
@@ -46,10 +51,12 @@ class CudaOps(LayerOps):
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.norm_gated(x, norm, linear)
+        balanced = self._balanced.tile(len(x), linear, is_gated=True)
+        if balanced is not None:
+            return self._balanced.multiply(_inputs(x, linear, norm), linear, balanced, is_gated=True)
         tile = self._products.tile(len(x), linear, is_gated=True)
         if tile is not None:
-            inputs = quantize(x, linear, norm) if isinstance(linear, Fp8Linear) else rms_norm(x, norm)
-            return self._products.multiply(inputs, linear, tile, is_gated=True)
+            return self._products.multiply(_inputs(x, linear, norm), linear, tile, is_gated=True)
         tile = self._gated.tile(len(x), linear)
         if tile is not None:
             return self._gated.multiply(rms_norm(x, norm), linear, tile)
@@ -64,6 +71,9 @@ class CudaOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.linear_add(x, linear, residual)
+        balanced = self._balanced.tile(len(x), linear)
+        if balanced is not None:
+            return self._balanced.multiply(_inputs(x, linear), linear, balanced, residual)
         if isinstance(linear, Fp8Linear):
             return self._fp8.multiply(quantize(x, linear), linear, residual)
         tile = self._products.tile(len(x), linear)
@@ -77,6 +87,9 @@ class CudaOps(LayerOps):
     def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
             return self._few_rows.linear(x, linear)
+        balanced = self._balanced.tile(len(x), linear)
+        if balanced is not None:
+            return self._balanced.multiply(_inputs(x, linear), linear, balanced)
         if isinstance(linear, Fp8Linear):
             return self._fp8.multiply(quantize(x, linear), linear)
         tile = self._products.tile(len(x), linear)
@@ -99,7 +112,8 @@ class CudaOps(LayerOps):
         return self._fp8.multiply(quantize(projected, down, is_gated=True), down, residual)
 
     def _gates_at_once(self, x: torch.Tensor, gate_up: LinearBase) -> bool:
-        return self._few_rows.fits(x, gate_up) or self._products.tile(len(x), gate_up, is_gated=True) is not None
+        kernels = self._balanced, self._products
+        return self._few_rows.fits(x, gate_up) or any(k.tile(len(x), gate_up, is_gated=True) for k in kernels)
 
     def mixture(
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
@@ -119,3 +133,10 @@ class CudaOps(LayerOps):
 
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         rms_norm(x, norm, out=x)
+
+
+def _inputs(x: torch.Tensor, linear: LinearBase, norm: Norm | None = None) -> torch.Tensor | Quantized:
+    """Returns the contiguous inputs of a product, normalized first if given a norm."""
+    if isinstance(linear, Fp8Linear):
+        return quantize(x, linear, norm)
+    return x.contiguous() if norm is None else rms_norm(x, norm)

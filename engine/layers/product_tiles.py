@@ -12,7 +12,7 @@ Kind = Literal["plain", "channel", "block"]
 
 # The library is faster for more tokens.
 MAX_TOKENS = 256
-MAX_TOKENS_PLAIN_GATED = 128
+MAX_TOKENS_GATED = 128
 # In bfloat16 the library is as fast for more tokens or larger matrices.
 MAX_TOKENS_PLAIN = 32
 MAX_NUMBERS_PLAIN = 2**25
@@ -147,7 +147,7 @@ def _plain_tile(product: Product, device: Device) -> Tile | None:
 def _gated_tile(product: Product, device: Device) -> Tile | None:
     """For matrices that occupy the device without splits."""
     is_plain = product.kind == "plain"
-    if product.num_tokens > (MAX_TOKENS_PLAIN_GATED if is_plain else MAX_TOKENS):
+    if product.num_tokens > MAX_TOKENS_GATED:
         return None
     if _tokens(product) == FEW_TOKENS:
         tile = Tile(FEW_TOKENS, 64, 128, 4, 4)

@@ -22,6 +22,7 @@ _TWO_GPU_KILLS = "test_kills.py::test_ten_kills_between_two_gpus_change_nothing"
 PARTS: dict[str, tuple[str, ...]] = {
     "fp8-products": ("engine/layers/test_fp8_products.py",),
     "layers": (
+        "engine/layers/test_balanced_products.py",
         "engine/layers/test_cuda_ops.py",
         "engine/layers/test_fp8_quantize.py",
         "engine/layers/test_most_likely.py",

@@ -115,6 +115,7 @@ def test_wheel_has_every_package_file(client_install: Install) -> None:
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", ".pyi", ".proto", ".cu", ".cuh", ".html", ".css", ".js", ".svg")
     }
+    there.add("tandem/engine/layers/balanced_tiles.json")
     assert packed == there
     assert {name.partition("/")[0] for name in packed} == {"tandem"}
 

@@ -37,11 +37,24 @@ def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: i
     return decode + (FORWARD_S + 2e-5 * num_tokens + 1e-9 * num_attended if num_tokens else 0.0)
 
 
+def roofline_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:
+    """Time of such a step where reading weights takes as long as multiplying the first 200 rows."""
+    products = max(0.0042, 2.1e-5 * (num_requests + num_tokens))
+    return 0.0012 + products + 4e-8 * num_context + 1e-9 * num_attended
+
+
 class Device:
     """Decode steps with the largest chunks of a prompt between them."""
 
-    def __init__(self, objective_s: float, max_tokens: int = CHUNK_SIZE, sizes: MixedSizes | None = None) -> None:
-        """Args: sizes: graph sizes; None: no padding."""
+    def __init__(
+        self,
+        objective_s: float,
+        max_tokens: int = CHUNK_SIZE,
+        sizes: MixedSizes | None = None,
+        time_of: Callable[[int, int, int, int], float] = step_s,
+    ) -> None:
+        """Args: sizes: graph sizes; None: no padding; time_of: a step."""
+        self._time_of = time_of
         self.clock = FakeClock()
         self.timer = ForwardTimer("cuda", self.clock)
         self.slowness = 1.0
@@ -64,7 +77,9 @@ class Device:
             self.timer.prompts_launched(self.clock.now, num_tokens, num_attended)
             self.timer.prompts_ended()
         padded = self._sizes.num_padded(num_requests, num_tokens) if num_tokens else 0
-        seconds = step_s(num_requests, num_context, padded, num_attended) * (self.slowness if num_tokens else 1.0)
+        seconds = self._time_of(num_requests, num_context, padded, num_attended) * (
+            self.slowness if num_tokens else 1.0
+        )
         self.clock.advance(seconds)
         self.timer.step_launched(num_requests, num_context)
         self.timer.step_ended()
@@ -98,6 +113,27 @@ def test_chunks_are_cut_to_avoid_padding() -> None:
     assert steps[-1][0] == 512 and max(seconds for _, seconds in steps) <= OBJECTIVE_S
     device.timer.nothing_decoded()
     assert device.budget.fit(iter([PromptRest(0, ENDLESS)]))[0] == CHUNK_SIZE
+
+
+@pytest.mark.parametrize("objective_s", [0.015, 0.025])
+@pytest.mark.parametrize(("num_requests", "num_context"), [(8, 32_000), (16, 64_000), (32, 64_000), (48, 48_000)])
+def test_the_budget_learns_that_few_tokens_take_no_longer_than_none(
+    objective_s: float, num_requests: int, num_context: int
+) -> None:
+    """The fit is linear, but a step's time is not."""
+    device, rng = Device(objective_s, sizes=SIZES, time_of=roofline_s), random.Random(4)
+    steps, num_cached, num_left = [], 0, 0
+    for _ in range(600):
+        if not num_left:
+            num_cached, num_left = 0, rng.choice((1024, 4096))
+        size, seconds = device.step(num_requests, num_context, num_cached, num_left)
+        num_cached, num_left = num_cached + size, num_left - size
+        steps.append((size, seconds))
+    steps = steps[200:]
+    fitting = [n for n in SIZES.num_prompt_tokens if roofline_s(num_requests, num_context, n, 2048 * n) <= objective_s]
+    best = max(n / roofline_s(num_requests, num_context, n, 2048 * n) for n in fitting)
+    assert sorted(seconds for _, seconds in steps)[int(0.95 * len(steps))] <= objective_s
+    assert sum(size for size, _ in steps) / sum(seconds for _, seconds in steps) > 0.9 * best
 
 
 def test_prompt_rest_is_one_chunk_if_its_padding_fits() -> None:

@@ -1,0 +1,116 @@
+"""Candidate tiles of balanced_products.cu, and the table of the fastest. Imports no CUDA."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER
+from tandem.engine.layers.balanced_choice import Choice, Matrix
+from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, tile_of
+from tandem.engine.layers.product_tiles import Kind
+from tandem.engine.models.config import ModelConfig
+
+# Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
+MAX_NARROW_TOKENS = 128
+SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): MAX_NARROW_TOKENS}
+# Least steps of a tile that a block takes, if tiles are cut at will, and equal parts of a tile otherwise.
+UNIT, NUM_PARTS = 4, (1, 2, 3)
+# Least share of the multiprocessors that equal parts occupy.
+MIN_OCCUPANCY = 0.45
+NUM_MULTIPROCESSORS = 132
+# Least gain over other kernels.
+MIN_GAIN = 1.02
+# Tiles that take up to this times the fastest's time count as fast, and those of smaller clusters are preferred: fewer
+# kernels are compiled.
+TIE = 1.015
+# Bytes of a block.
+SHARED_MEMORY = 232_448
+
+
+class MatrixSizes(NamedTuple):
+    """Attributes: out_size: a gated matrix has twice as many rows; adds: to a residual."""
+
+    name: str
+    kind: Kind
+    is_gated: bool
+    out_size: int
+    in_size: int
+    adds: bool
+
+    @property
+    def num_rows(self) -> int:
+        return self.out_size * (2 if self.is_gated else 1)
+
+    @property
+    def number_size(self) -> int:
+        return BYTES_PER_NUMBER if self.kind == "plain" else FP8_BYTES_PER_NUMBER
+
+
+def matrices_of(model: ModelConfig, tp: int, kinds: Sequence[Kind]) -> Iterator[MatrixSizes]:
+    """Yields the matrices of one of `tp` ranks. The vocabulary's are never FP8."""
+    q_size, kv_size = model.num_q_heads * model.head_dim // tp, model.num_kv_heads * model.head_dim // tp
+    hidden, inner, adds = model.hidden_size, model.intermediate_size // tp, tp == 1
+    for kind in kinds:
+        yield MatrixSizes("qkv", kind, False, q_size + 2 * kv_size, hidden, False)
+        yield MatrixSizes("o", kind, False, hidden, q_size, adds)
+        yield MatrixSizes("gate_up", kind, True, inner, hidden, False)
+        yield MatrixSizes("down", kind, False, hidden, inner, adds)
+    if "plain" in kinds:
+        yield MatrixSizes("head", "plain", False, model.vocab_size // tp, hidden, False)
+
+
+class Figure(NamedTuple):
+    """Microseconds. Attributes: others: by kernel."""
+
+    matrix: MatrixSizes
+    num_tokens: int
+    floor: float
+    others: dict[str, float]
+    tiles: dict[BalancedTile, float]
+
+
+def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
+    least = -(-num_tokens // MAX_GROUP_TOKENS)
+    for (outputs, cluster), most in SHAPES.items():
+        for number in (least, least + 1) if num_tokens > MAX_NARROW_TOKENS else (least,):
+            tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
+            if tile is not None and num_tokens <= most:
+                yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
+
+
+def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:
+    yield UNIT
+    num_steps = -(-matrix.in_size * matrix.number_size // SWIZZLE)
+    num_tiles = num_token_tiles * -(-matrix.num_rows // (tile.outputs * tile.cluster))
+    for number in NUM_PARTS:
+        if MIN_OCCUPANCY <= num_tiles * number * tile.cluster / NUM_MULTIPROCESSORS <= 1:
+            yield -(-num_steps // number)
+
+
+def choices_of(figures: Sequence[Figure]) -> list[Choice]:
+    """Returns the choices of one matrix, by rising numbers of tokens."""
+    choices: list[Choice] = []
+    for figure in sorted(figures, key=lambda figure: figure.num_tokens):
+        choice = Choice(figure.num_tokens, 0)
+        fastest = min(figure.tiles.values(), default=math.inf)
+        if fastest * MIN_GAIN < min(figure.others.values()):
+            fast = [tile for tile, us in figure.tiles.items() if us <= TIE * fastest]
+            best = min(fast, key=lambda tile: (tile.cluster, figure.tiles[tile]))
+            choice = Choice(
+                figure.num_tokens, -(-figure.num_tokens // best.tokens), best.outputs, best.cluster, best.unit
+            )
+        if choices and choices[-1][1:] == choice[1:]:
+            choices.pop()
+        choices.append(choice)
+    return choices
+
+
+def table_of(figures: Sequence[Figure]) -> str:
+    """Returns the table in balanced_tiles.json's format, a line per matrix."""
+    of_matrices: dict[Matrix, list[Figure]] = {}
+    for figure in figures:
+        m = figure.matrix
+        of_matrices.setdefault(Matrix(m.kind, m.is_gated, m.out_size, m.in_size), []).append(figure)
+    lines = [json.dumps([matrix, choices_of(of_matrix)]) for matrix, of_matrix in sorted(of_matrices.items())]
+    return "[\n" + ",\n".join(lines) + "\n]\n"

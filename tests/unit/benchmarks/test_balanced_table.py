@@ -1,0 +1,56 @@
+"""Candidates of the tuner of balanced products, and its table."""
+
+import json
+
+from benchmarks.kernels.balanced_table import (
+    SHARED_MEMORY,
+    Figure,
+    MatrixSizes,
+    choices_of,
+    matrices_of,
+    table_of,
+    tiles_for,
+)
+from tandem.engine.layers.balanced_choice import Choice
+from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, MIN_STAGES, BalancedTile, num_stages
+from tests.fakes.model_shapes import LLAMA_8B
+
+DOWN = MatrixSizes("down", "plain", False, 4096, 14336, True)
+FAST, SLOW = BalancedTile(128, 64, 2, 4), BalancedTile(128, 64, 1, 4)
+
+
+def figure(num_tokens: int, library: float, tiles: dict[BalancedTile, float]) -> Figure:
+    return Figure(DOWN, num_tokens, 30.0, {"library": library, "triton": 99.0}, tiles)
+
+
+def test_candidates_hold_all_tokens_and_fit_shared_memory() -> None:
+    for matrix in matrices_of(LLAMA_8B, 1, ("plain", "channel")):
+        for num_tokens in (24, 64, 200, 300, 1024):
+            tiles = list(tiles_for(matrix, num_tokens))
+            assert len(set(tiles)) == len(tiles) > 0
+            for tile in tiles:
+                assert tile.tokens <= MAX_GROUP_TOKENS
+                assert num_stages(tile, SHARED_MEMORY, is_gated=matrix.is_gated) >= MIN_STAGES
+
+
+def test_ranks_share_a_models_matrices() -> None:
+    whole, half = (list(matrices_of(LLAMA_8B, tp, ("plain",))) for tp in (1, 2))
+    assert [(m.out_size, m.in_size) for m in whole[:4]] == [(6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336)]
+    assert [(m.out_size, m.in_size) for m in half[:4]] == [(3072, 4096), (4096, 2048), (7168, 4096), (4096, 7168)]
+
+
+def test_the_table_has_the_fastest_tile_unless_another_kernel_is_as_fast() -> None:
+    figures = [
+        figure(64, 40.0, {FAST: 31.0, SLOW: 32.0}),
+        figure(32, 40.0, {FAST: 31.0, SLOW: 30.0}),
+        figure(128, 40.0, {FAST._replace(tokens=128): 39.5}),
+        figure(48, 40.0, {FAST._replace(tokens=48): 31.0}),
+        figure(256, 40.0, {}),
+    ]
+    expected = [Choice(32, 1, 128, 1, 4), Choice(64, 1, 128, 2, 4), Choice(256, 0)]
+    assert choices_of(figures) == expected
+    assert json.loads(table_of(figures)) == [[["plain", False, 4096, 14336], [list(choice) for choice in expected]]]
+
+
+def test_smaller_clusters_are_preferred_if_they_are_about_as_fast() -> None:
+    assert choices_of([figure(64, 40.0, {FAST: 31.0, SLOW: 31.4})]) == [Choice(64, 1, 128, 1, 4)]
