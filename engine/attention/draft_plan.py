@@ -57,7 +57,6 @@ class DraftPlans:
         """Plans a step. Args: num_rows: new tokens, drafts included, and padding, which sees one token."""
         num_new = np.array([s.extend_len for s in sequences], np.int64)
         num_known = int(num_new.sum())
-        num_padding = num_rows - num_known
         pages, first_pages = page_tables(self._layout, sequences)
         slots = np.full(num_rows, self._dummy_page * self._layout.page_size, np.int64)
         positions = np.zeros(num_rows, np.int32)
@@ -65,7 +64,7 @@ class DraftPlans:
             slots[:num_known] = prefill_slots(self._layout, sequences)
             positions[:num_known] = new_positions(sequences)
         # Tiles of each sequence, then one for each row of padding.
-        sequence, number = _numbered(-(-num_new // self._tile))
+        sequence, number = _numbered(_quotient(num_new, self._tile))
         padding = np.arange(num_known, num_rows)
         first_in_sequence = number * self._tile
         first_row = np.concatenate(((num_new.cumsum() - num_new)[sequence] + first_in_sequence, padding))
@@ -76,10 +75,12 @@ class DraftPlans:
 
         # Each query sees the first token of each item, so items begin among the tokens that the first query sees.
         seen = first_position + 1
-        share = -(-max(1, int(seen.sum()) // self._num_programs) // self._block) * self._block
-        num_items = -(-seen // share)
-        size = -(-(-(-seen // num_items)) // self._block) * self._block
-        num_items = -(-seen // size)
+        num_blocks = _quotient(seen, self._block)
+        share = _quotient(num_blocks.sum(), self._num_programs)
+        # Items of a tile are equal, so that they end together.
+        size = _quotient(num_blocks, _quotient(num_blocks, share))
+        num_items = _quotient(num_blocks, size)
+        size *= self._block
         first_item = num_items.cumsum() - num_items
         tile, part = _numbered(num_items)
         begin = part * size[tile]
@@ -101,6 +102,11 @@ class DraftPlans:
         rows = np.zeros((num_rows, ROW_SIZE), np.int32)
         rows[:, 0], rows[:, 1], rows[:, 2] = first_item[of_row], num_items[of_row], query
         return DraftPlan(slots, positions, items.reshape(-1), rows.reshape(-1), np.array(pages, np.int32))
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """Rounds up."""
+    return -(-x // y)
 
 
 def _numbered(counts: Int64s) -> tuple[Int64s, Int64s]:
