@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from tandem.decode_worker import draft_policy
 from tandem.decode_worker.draft_policy import DraftPolicy
@@ -15,6 +16,8 @@ from tandem.messages import Drafted
 MAX_DRAFTS = 4
 # For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
 MAX_GRAMMAR_CPU_S = 0.01
+
+Proposal: TypeAlias = tuple[DecodeJob, JobDrafts, Sequence[int]]
 
 
 class Drafting:
@@ -35,6 +38,7 @@ class Drafting:
         self._engine = engine
         self._cache = cache
         self._policy = policy
+        self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
         self._num_proposals = self._num_drafted = self._num_accepted = 0
         self._grammar_cpu_s = 0.0
 
@@ -47,6 +51,17 @@ class Drafting:
         num_pages_for = self._cache.num_pages_for
         return sum(len(job.handle.page_ids) <= num_pages_for(len(job.sequence.token_ids)) for job in running)
 
+    def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
+        """Returns whether a step waits for the tokens in flight, to have drafts behind them, instead of overlapping.
+
+        Args:
+            jobs: of the step. The host knows all their tokens but the last.
+        """
+        if self._policy is None:
+            return True
+        proposals = self._proposals(jobs)
+        return bool(proposals) and any(self._counts(proposals, jobs, num_unknown=1))
+
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         """
         Args:
@@ -54,9 +69,11 @@ class Drafting:
             may_grow: whether drafts may take free pages.
         """
         num_reserved = self.num_reserved(running)
+        num_left = self._engine.max_drafted_rows - len(jobs)
         self._grammar_cpu_s = 0.0
         for job, of_job, drafts in self._chosen(jobs):
             sequence = job.sequence
+            drafts = drafts[: max(0, num_left)]
             num_tokens = sequence.cached_len + 1 + len(drafts)
             room = len(job.handle.page_ids) * self._cache.page_size
             if may_grow and num_tokens > room:
@@ -68,18 +85,38 @@ class Drafting:
                 sequence.draft_ids = drafts
                 self._num_proposals += 1
                 self._num_drafted += len(drafts)
+                num_left -= len(drafts)
 
     def accepted(self, num_accepted: int) -> None:
         self._num_accepted += num_accepted
 
     def _chosen(self, jobs: Sequence[DecodeJob]) -> list[tuple[DecodeJob, JobDrafts, Sequence[int]]]:
         """Returns the drafts to compute of each job that has any."""
-        max_drafts = MAX_DRAFTS if self._policy is None else draft_policy.MAX_DRAFTS
+        proposals = self._proposals(jobs)
+        if self._policy is None or not proposals:
+            return proposals
+        return [
+            (job, of_job, drafts[:count])
+            for (job, of_job, drafts), count in zip(proposals, self._counts(proposals, jobs), strict=True)
+            if count
+        ]
+
+    def _counts(self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0) -> list[int]:
+        assert self._policy is not None
+        return self._policy.choose(
+            [(of_job.acceptance, len(drafts)) for _, of_job, drafts in proposals],
+            len(jobs),
+            sum(job.sequence.cached_len + 1 for job in jobs),
+            num_unknown=num_unknown,
+        )
+
+    def _proposals(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
+        """Returns the drafts of each job that has any, before the policy."""
         proposals = []
         for job in jobs:
             sequence = job.sequence
             # The last token of an output needs no draft: the step before it samples it.
-            max_tokens = min(max_drafts, sequence.sampling.max_tokens - job.num_outputs - 1)
+            max_tokens = min(self._max_drafts, sequence.sampling.max_tokens - job.num_outputs - 1)
             if max_tokens <= 0 or job.is_moving:
                 continue
             if job.drafts is None:
@@ -95,18 +132,7 @@ class Drafting:
             of_job.proposed_at = len(sequence.token_ids)
             if of_job.proposed:
                 proposals.append((job, of_job, of_job.proposed))
-        if self._policy is None or not proposals:
-            return proposals
-        counts = self._policy.choose(
-            [(of_job.acceptance, len(drafts)) for _, of_job, drafts in proposals],
-            len(jobs),
-            sum(job.sequence.cached_len + 1 for job in jobs),
-        )
-        return [
-            (job, of_job, drafts[:count])
-            for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
-            if count
-        ]
+        return proposals
 
     def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
         """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""

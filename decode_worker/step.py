@@ -18,11 +18,13 @@ class DecodeStep(ForwardPart):
         new_jobs: jobs whose first step this is.
         output: output of the forward pass after the launch, with the jobs' rows first.
         is_mixed: whether the pass includes prompts.
+        idle_s: time before the launch without a decode step in flight, after earlier steps.
         num_drafted, num_accepted: drafts of the jobs; accepted ones are known after `collect`.
     """
 
     output: ForwardOutput
     is_mixed: bool = False
+    idle_s: float = 0.0
     num_drafted: int = 0
     num_accepted: int = 0
 

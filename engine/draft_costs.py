@@ -1,7 +1,7 @@
 """Times of decode steps with drafts, for the choice of their number. Imports no torch."""
 
-from bisect import bisect_left
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
 
 
 class DraftCosts:
@@ -15,11 +15,17 @@ class DraftCosts:
         self._plain_s, self._drafted_s = dict(plain_s), dict(drafted_s)
         self._plain_sizes, self._drafted_sizes = sorted(plain_s), sorted(drafted_s)
 
-    def extra_s(self, num_requests: int, num_drafts: int) -> float:
-        """Returns the seconds that drafts add to a step. Args: num_drafts: of all requests, at least 1."""
-        plain = _next(self._plain_sizes, num_requests)
-        drafted = _next(self._drafted_sizes, num_requests + num_drafts)
-        return max(0.0, self._drafted_s[drafted] - self._plain_s[plain])
+    def extras_s(self, num_requests: int, most: int) -> Iterator[tuple[int, float]]:
+        """Yields numbers of drafts, up to `most`, and the seconds that they add to a step of so many requests.
+
+        Of numbers that take the same time, only the largest. Ends at the largest size.
+        """
+        plain_s = self._plain_s[_next(self._plain_sizes, num_requests)]
+        for size in self._drafted_sizes[bisect_right(self._drafted_sizes, num_requests) :]:
+            num_drafts = min(most, size - num_requests)
+            yield num_drafts, max(0.0, self._drafted_s[size] - plain_s)
+            if num_drafts == most:
+                return
 
 
 def _next(sizes: list[int], num_rows: int) -> int:

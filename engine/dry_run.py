@@ -123,7 +123,7 @@ def measure_memory(
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
         batch = trials.mixed(batch_size, config.max_chunk_tokens, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
         forward = max(forward, _peak_bytes(engine, batch))
-    if config.max_drafts and engine.max_drafts and batch_size:
+    if config.max_drafts and engine.max_drafts and config.max_batch_size:
         num_rows = min(MAX_ROWS, config.max_batch_size * (1 + config.max_drafts))
         for some_trials in all_trials:
             _load_draft_kernels(engine, some_trials, num_rows, config.max_drafts)
@@ -139,7 +139,7 @@ def measure_memory(
         each = (before - free_bytes()) // len(graph_sizes(trial_size))
         del captured
         graphs += max(0, each) * len(graph_sizes(config.cuda_graph_max_bs))
-    if capture_drafts is not None:
+    if capture_drafts is not None and config.max_batch_size:
         draft_sizes = draft_graph_sizes(config.max_batch_size, config.max_drafts)
         graphs += _graph_bytes(draft_sizes, capture_drafts) + draft_sizes[-1] * page_table
     if capture_prefill is not None and config.max_chunk_tokens:
