@@ -15,6 +15,9 @@ class DraftCosts:
         self._plain_s, self._drafted_s = dict(plain_s), dict(drafted_s)
         self._plain_sizes, self._drafted_sizes = sorted(plain_s), sorted(drafted_s)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._plain_s}, {self._drafted_s})"
+
     def extras_s(self, num_requests: int, most: int) -> Iterator[tuple[int, float]]:
         """Yields numbers of drafts, up to `most`, and the seconds that they add to a step of so many requests.
 
