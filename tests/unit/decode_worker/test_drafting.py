@@ -153,3 +153,16 @@ def test_tokens_up_to_the_first_mismatch_count(
     assert (job.num_drafted, job.num_accepted) == (3, num_accepted)
     assert sequence.cached_len == sequence.device_len == len(sequence.token_ids) - 1
     assert not sequence.draft_ids and job.finish_reason() == ("stop" if 50 in output else "")
+
+
+def test_drafts_are_no_more_than_the_engine_computes(source: str) -> None:
+    engine = FakeEngine(1, PAGE_SIZE)
+    engine.max_drafts, engine.max_drafted_rows = 4, 3 + 6
+    jobs = Jobs(source, engine, 40)
+    for _ in range(3):
+        jobs.add(9)
+    assert [len(drafts) for drafts in jobs.draft()] == [4, 2, 0]
+    engine.max_drafts = 0
+    jobs = Jobs(source, engine, 40)
+    jobs.add(9)
+    assert jobs.draft() == [()]

@@ -1,13 +1,14 @@
 """Checks of the configuration."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from tandem.config import Role
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.draft_policy import MAX_DRAFTS
 from tandem.deploy.cli.main import main
 from tandem.deploy.config import cluster_config
 from tandem.deploy.config.cluster_config import ClusterConfig
@@ -72,10 +73,6 @@ from tandem.worker.config import WorkerConfig
         (
             lambda: ClusterConfig("m", num_prefill=0, num_decode=0, num_any=2, prefill_tp=2),
             "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
-        ),
-        (
-            lambda: ClusterConfig("m", device="cuda", speculation="ngram"),
-            "^speculation ngram is for device cpu until its GPU kernels are there: leave it out$",
         ),
         (
             lambda: ClusterConfig("m", tp=2, speculation="ngram"),
@@ -152,7 +149,8 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
     config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
     engine = config.worker("w", role, config.engine("m"), 500).worker.engine
     assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
-    assert engine.max_model_len == 500
+    assert engine.max_model_len == 500 and engine.max_drafts == 0
+    assert replace(config, speculation="auto", device="cuda").engine("m").max_drafts == MAX_DRAFTS
 
 
 @pytest.mark.parametrize(
