@@ -140,7 +140,7 @@ class Run:
         rng, vocab_size = random.Random(1), engine.model.config.vocab_size
         decode = DecodeConfig(batch_size, speculation=speculation, overlap=overlap)
         worker = LocalWorker(engine, PrefillConfig(8192), decode, self._take)
-        scheduler = worker.scheduler._decode  # type: ignore[attr-defined]
+        scheduler = worker.scheduler._decode
         if scheduler._drafting is not None:
             scheduler._drafting._drafter = Guesses
         names = [f"r{number}" for number in range(batch_size)]
@@ -225,7 +225,7 @@ class Arrivals:
         self.gaps_s: list[float] = []
         rng, vocab_size = random.Random(2), engine.model.config.vocab_size
         worker = LocalWorker(engine, PrefillConfig(8192), DecodeConfig(128, speculation=speculation), self._take)
-        scheduler = worker.scheduler._decode  # type: ignore[attr-defined]
+        scheduler = worker.scheduler._decode
         if scheduler._drafting is not None:
             scheduler._drafting._drafter = Guesses
         names = [f"{STREAM}{number}" for number in range(NUM_STREAMS)]
