@@ -115,7 +115,8 @@ class Changes:
         return self.by_drafts / max(1, self.by_batch)
 
 
-def count(engine: Engine, num_tokens: int) -> list[Changes]:
+def count(engine: Engine, num_tokens: int) -> Iterator[list[Changes]]:
+    """Yields the changes so far."""
     changes = [Changes(kind) for kind in KINDS]
     logits = torch.empty(
         (1 + NUM_DRAFTS) * (LENGTH - PROMPT_LEN), engine.model.config.vocab_size, dtype=torch.bfloat16, device="cuda"
@@ -129,7 +130,7 @@ def count(engine: Engine, num_tokens: int) -> list[Changes]:
             of_kind.num_tokens += texts.num_tokens
             of_kind.by_batch += int((alone[of_kind.kind] != together[of_kind.kind]).sum())
             of_kind.by_drafts += int((alone[of_kind.kind] != drafted[of_kind.kind]).sum())
-    return changes
+        yield changes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,8 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     assert isinstance(engine, Engine)
     began = time.perf_counter()
-    changes = count(engine, arguments.tokens)
-    print(f"{config['num_hidden_layers']} layers, {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    for changes in count(engine, arguments.tokens):
+        so_far = ", ".join(f"{of_kind.kind} {of_kind.by_batch} and {of_kind.by_drafts}" for of_kind in changes)
+        print(f"{time.perf_counter() - began:.1f} s, {changes[0].num_tokens:,} tokens: {so_far}", file=sys.stderr)
     print(f"| tokens | of | changed by a batch of {1 + NUM_DRAFTS} | changed by {NUM_DRAFTS} drafts | ratio |")
     print("|---|---|---|---|---|")
     for of_kind in changes:
