@@ -19,7 +19,7 @@ class DecodeOptions:
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
         "those of ngram that are expected to gain time",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
-        detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+        detail=". With one rank a worker ([speculation.md](speculation.md))",
     )
 
 

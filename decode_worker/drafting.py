@@ -57,8 +57,8 @@ class Drafting:
         Args:
             jobs: of the step. The host knows all their tokens but the last.
         """
-        if self._policy is None:
-            return True
+        if self._policy is None or not self._max_drafts:
+            return self._max_drafts > 0
         proposals = self._proposals(jobs)
         return bool(proposals) and any(self._counts(proposals, jobs, num_unknown=1))
 

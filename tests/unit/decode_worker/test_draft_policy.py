@@ -119,9 +119,9 @@ def test_lost_overlap_is_part_of_the_price() -> None:
     lost_s = 0.0
     device.policy = DraftPolicy(device.timer, 0.0, lost_s=lambda: lost_s)
     assert device.choose([0.5], 1)[0] > 1
-    # 4 % of a step for 2 % more tokens, then 20 % for nearly twice as many.
+    # 4 % of a step for 3 % more tokens, then 20 % for nearly twice as many.
     lost_s = 0.04 * STEP_S
-    assert device.choose([0.02], 1) == [0]
+    assert device.choose([0.03], 1) == [0]
     lost_s = 0.2 * STEP_S
     assert device.choose([0.5], 1)[0] > 2
     lost_s = STEP_S
