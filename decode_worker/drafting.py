@@ -46,7 +46,7 @@ class Drafting:
         self._cache = cache
         self._policy = policy
         self._shared = shared
-        self._max_drafts = MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS
+        self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
         self._counts = {source: DraftCounts()}
         self._grammar_cpu_s = 0.0
 
@@ -60,6 +60,17 @@ class Drafting:
         num_pages_for = self._cache.num_pages_for
         return sum(len(job.handle.page_ids) <= num_pages_for(len(job.sequence.token_ids)) for job in running)
 
+    def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
+        """Returns whether a step waits for the tokens in flight, to have drafts behind them, instead of overlapping.
+
+        Args:
+            jobs: of the step. The host knows all their tokens but the last.
+        """
+        if self._policy is None:
+            return True
+        proposals = self._proposals(jobs)
+        return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
+
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         """
         Args:
@@ -67,9 +78,11 @@ class Drafting:
             may_grow: whether drafts may take free pages.
         """
         num_reserved = self.num_reserved(running)
+        num_left = self._engine.max_drafted_rows - len(jobs)
         self._grammar_cpu_s = 0.0
         for job, of_job, drafts in self._chosen(jobs):
             sequence = job.sequence
+            drafts = drafts[: max(0, num_left)]
             num_tokens = sequence.cached_len + 1 + len(drafts)
             room = len(job.handle.page_ids) * self._cache.page_size
             if may_grow and num_tokens > room:
@@ -80,6 +93,7 @@ class Drafting:
             if drafts:
                 sequence.draft_ids = drafts
                 self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
+                num_left -= len(drafts)
 
     def checked(self, job: DecodeJob, num_accepted: int) -> None:
         """Counts a job's drafts of a step. Called before its next drafts are proposed."""
@@ -91,16 +105,23 @@ class Drafting:
         proposals = self._proposals(jobs)
         if self._policy is None or not proposals:
             return proposals
-        counts = self._policy.choose(
-            [(of_job.acceptance[of_job.source], len(drafts)) for _, of_job, drafts in proposals],
-            len(jobs),
-            sum(job.sequence.cached_len + 1 for job in jobs),
-        )
+        counts = self._best_counts(proposals, jobs)
         return [
             (job, of_job, drafts[:count])
             for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
             if count
         ]
+
+    def _best_counts(
+        self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0
+    ) -> list[int]:
+        assert self._policy is not None
+        return self._policy.choose(
+            [(of_job.acceptance[of_job.source], len(drafts)) for _, of_job, drafts in proposals],
+            len(jobs),
+            sum(job.sequence.cached_len + 1 for job in jobs),
+            num_unknown=num_unknown,
+        )
 
     def _proposals(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts of each job that has any, before the policy."""

@@ -75,10 +75,6 @@ from tandem.worker.config import WorkerConfig
             "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
         ),
         (
-            lambda: ClusterConfig("m", device="cuda", speculation="ngram"),
-            "^speculation ngram is for device cpu until its GPU kernels are there: leave it out$",
-        ),
-        (
             lambda: ClusterConfig("m", tp=2, speculation="ngram"),
             "^speculation ngram is for workers of one rank: leave it out, or tp$",
         ),
