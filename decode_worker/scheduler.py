@@ -122,8 +122,13 @@ class DecodeScheduler(ForwardScheduler):
 
     def _new_drafting(self) -> Drafting | None:
         source, has_policy = parse_speculation(self._config.speculation)
-        if not source:
+        if not source or (has_policy and not self._engine.max_drafts):
             return None
+        if not self._engine.max_drafts:
+            raise ValueError(
+                f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
+                "a decode step, and this model's does not: leave it out"
+            )
         policy = None
         if has_policy:
             lost_s = (lambda: self._pace.lost_s) if self._overlaps else (lambda: 0.0)
