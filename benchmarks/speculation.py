@@ -235,7 +235,7 @@ def _row(
 
 
 def print_sources(engine: Engine, tokenizer: Tokenizer, kinds: Sequence[str], max_tokens: int) -> None:
-    columns = ("requests", "temperature", "source", "own drafts accepted", "shared", "tokens a step", "us a search")
+    columns = ("requests", "temperature", "source", "own drafts accepted", "shared", "tokens a step", "CPU us a step")
     print(f"| {' | '.join(columns)} |")
     print("|---" * len(columns) + "|", flush=True)
     end = end_of_chats(tokenizer)
