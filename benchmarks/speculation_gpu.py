@@ -3,10 +3,12 @@
   python -m benchmarks.speculation_gpu costs --model DIRECTORY
   python -m benchmarks.speculation_gpu overlap --model DIRECTORY
   python -m benchmarks.speculation_gpu rates --model DIRECTORY
+  python -m benchmarks.speculation_gpu arrivals --model DIRECTORY
 
 costs: device time of a step with drafts, as times that of a step without; overlap: steps that overlap or not; rates:
-tokens per second of a stream by acceptance. Each prints a table, and all of them run in one process if named together.
-For rates, the model's next token is always the last one plus 1: so drafts are right or wrong as a script decides.
+tokens per second of a stream by acceptance; arrivals: gaps of 64 streams while prompts arrive. Each prints a table. All
+run in one process if named together. The model's next token is always the last one plus 1, so drafts are right or
+wrong as a script decides.
 """
 
 import argparse
@@ -49,6 +51,10 @@ MAX_TOKENS = 4096
 MAX_RUN_TOKENS = 2048
 WARMUP_S, MEASURED_S = 0.4, 0.4
 TIMEOUT_S = 120.0
+# Streams beside prompts that arrive at a rate, per second.
+STREAM, NUM_STREAMS = "s", 64
+ARRIVAL_RATE, ARRIVALS_S = 4.0, 4.0
+ARRIVING_LEN, ARRIVING_TOKENS = 2048, 32
 # Leaves a direction in the hidden state to the embedding alone.
 DAMPING = 1e-3
 # Without a policy.
@@ -134,7 +140,7 @@ class Run:
         rng, vocab_size = random.Random(1), engine.model.config.vocab_size
         decode = DecodeConfig(batch_size, speculation=speculation, overlap=overlap)
         worker = LocalWorker(engine, PrefillConfig(8192), decode, self._take)
-        scheduler = worker.scheduler._decode  # type: ignore[attr-defined]
+        scheduler = worker.scheduler._decode
         if scheduler._drafting is not None:
             scheduler._drafting._drafter = Guesses
         names = [f"r{number}" for number in range(batch_size)]
@@ -205,7 +211,71 @@ def rates(engine: Engine, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-PARTS = {"costs": costs, "overlap": overlap, "rates": rates}
+class Arrivals:
+    """Running streams beside prompts that arrive.
+
+    Attributes:
+        gaps_s: of the streams, between messages with tokens.
+    """
+
+    def __init__(self, engine: Engine, speculation: str) -> None:
+        self._num_first = 0
+        self._last: dict[str, float] = {}
+        self._is_measured = False
+        self.gaps_s: list[float] = []
+        rng, vocab_size = random.Random(2), engine.model.config.vocab_size
+        worker = LocalWorker(engine, PrefillConfig(8192), DecodeConfig(128, speculation=speculation), self._take)
+        scheduler = worker.scheduler._decode
+        if scheduler._drafting is not None:
+            scheduler._drafting._drafter = Guesses
+        names = [f"{STREAM}{number}" for number in range(NUM_STREAMS)]
+        for name in names:
+            worker.submit(name, rng.choices(range(vocab_size), k=PROMPT_LEN), SamplingParams(MAX_TOKENS))
+        worker.run_until(lambda: self._num_first == NUM_STREAMS, TIMEOUT_S)
+        began = time.perf_counter()
+        due, number = began + WARMUP_S, 0
+        while (now := time.perf_counter()) < began + WARMUP_S + ARRIVALS_S:
+            self._is_measured = now > began + WARMUP_S
+            if now >= due:
+                prompt = rng.choices(range(vocab_size), k=ARRIVING_LEN)
+                worker.submit(f"p{number}", prompt, SamplingParams(ARRIVING_TOKENS))
+                due, number = due + rng.expovariate(ARRIVAL_RATE), number + 1
+            worker.step()
+        for name in (*names, *(f"p{i}" for i in range(number))):
+            worker.abort(name, 0)
+        worker.run_until(lambda: not engine.launches and not worker.scheduler.stats().num_running, TIMEOUT_S)
+        scheduler.collect_launched()
+
+    def _take(self, message: WorkerMessage) -> None:
+        if isinstance(message, GaveBack | Failed):
+            raise RuntimeError(f"a request was not served: {message}")
+        self._num_first += isinstance(message, FirstToken)
+        if not isinstance(message, Tokens):
+            return
+        now = time.perf_counter()
+        for event in message.events:
+            if event.request_id.startswith(STREAM):
+                if self._is_measured:
+                    self.gaps_s.append(now - self._last[event.request_id])
+                self._last[event.request_id] = now
+
+
+def arrivals(engine: Engine, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
+    Guesses.vocab_size = engine.model.config.vocab_size
+    runs = [(NO_SPECULATION, 0.0), *((AUTO_SPECULATION, chance) for chance in chances), (NO_SPECULATION, 0.0)]
+    for speculation, chance in runs:
+        Guesses.chance = chance
+        gaps_s = sorted(Arrivals(engine, speculation).gaps_s)
+        at = {f"p{share}": gaps_s[len(gaps_s) * share // 100] for share in (50, 90, 99)}
+        yield {
+            "speculation": speculation,
+            "acceptance": chance if speculation == AUTO_SPECULATION else "",
+            **{name: f"{seconds * 1e3:.2f} ms" for name, seconds in at.items()},
+            "gaps": len(gaps_s),
+        }
+
+
+PARTS = {"costs": costs, "overlap": overlap, "rates": rates, "arrivals": arrivals}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,7 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_chunk_tokens=8192,
         max_batch_size=max(BATCH_SIZES),
         max_drafts=MAX_DRAFTS,
-        prefill_cuda_graphs=False,
+        mixed_steps="arrivals" in arguments.parts,
+        prefill_cuda_graphs="arrivals" in arguments.parts,
         max_model_len=PROMPT_LEN + MAX_TOKENS,
     )
     assert isinstance(engine, Engine)

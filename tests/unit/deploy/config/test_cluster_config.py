@@ -1,7 +1,7 @@
 """Checks of the configuration."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 
 from tandem.config import Role
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.draft_policy import MAX_DRAFTS
 from tandem.deploy.cli.main import main
 from tandem.deploy.config import cluster_config
 from tandem.deploy.config.cluster_config import ClusterConfig
@@ -161,7 +162,8 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
     config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
     engine = config.worker("w", role, config.engine("m"), 500).worker.engine
     assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
-    assert engine.max_model_len == 500
+    assert engine.max_model_len == 500 and engine.max_drafts == 0
+    assert replace(config, speculation="auto", device="cuda").engine("m").max_drafts == MAX_DRAFTS
 
 
 @pytest.mark.parametrize(
