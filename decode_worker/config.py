@@ -1,6 +1,6 @@
 """Options of the decode scheduler. Nothing here imports torch: the command line imports this module."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.config import require, require_positive
 from tandem.decode_worker.drafters.table import DRAFTERS
@@ -11,11 +11,11 @@ from tandem.options import option
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
     speculation: str = option(
-        NO_SPECULATION,
+        AUTO_SPECULATION,
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
-        "those of ngram that are expected to gain time",
+        "those of ngram that are expected to gain time, on CPUs, with one rank a worker, and none elsewhere",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
-        detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+        detail=" ([speculation.md](speculation.md))",
     )
     speculation_shared: bool = option(
         False,
@@ -26,7 +26,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig(DecodeOptions):
-    """Options of the decode scheduler.
+    """Options of the decode scheduler, which drafts nothing unless it is told to.
 
     Attributes:
         max_batch_size: maximum number of requests in a decode step.
@@ -38,6 +38,7 @@ class DecodeConfig(DecodeOptions):
         itl_objective_s: expected time of a step with drafts of `auto` at most; 0 for no limit.
     """
 
+    speculation: str = field(default=NO_SPECULATION, kw_only=True)
     max_batch_size: int = 64
     lease_duration_s: float = 30.0
     admit_grace_s: float = 2.0
