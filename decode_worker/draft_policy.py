@@ -27,9 +27,6 @@ class DraftPolicy:
 
     A step with drafts follows known tokens, so it does not overlap with the next one. Host time that would be hidden is
     part of its price.
-
-    Attributes:
-        usual_acceptance: mean of all requests, which a new one is expected to have.
     """
 
     def __init__(
@@ -48,18 +45,24 @@ class DraftPolicy:
         """
         self._timer = timer
         self._objective_s = itl_objective_s
+        self._usual: dict[str, float] = {}
         self._costs = costs
         self._lost_s = lost_s
-        self.usual_acceptance = START
 
-    def observe(self, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
+    def usual_acceptance(self, source: str) -> float:
+        """Returns the mean of all requests, which a new one is expected to have."""
+        return self._usual.get(source, START)
+
+    def observe(self, source: str, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
         """Returns a request's acceptance after the tokens that followed its last proposal are known."""
+        usual = self.usual_acceptance(source)
         for draft, token in zip(proposed, sampled, strict=False):
             is_right = draft == token
             acceptance += WEIGHT * (is_right - acceptance)
-            self.usual_acceptance += SHARED_WEIGHT * (is_right - self.usual_acceptance)
+            usual += SHARED_WEIGHT * (is_right - usual)
             if not is_right:
                 break
+        self._usual[source] = usual
         return acceptance
 
     def choose(

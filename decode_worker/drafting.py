@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from tandem.decode_worker import draft_policy
+from tandem.decode_worker.draft_counts import DraftCounts
 from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafters.base import Drafter
+from tandem.decode_worker.drafters.shared import SharedLookup, SharedOutputs
 from tandem.decode_worker.drafters.table import DRAFTERS
 from tandem.decode_worker.job import DecodeJob, JobDrafts
 from tandem.engine.base import EngineBase
@@ -21,30 +24,36 @@ Proposal: TypeAlias = tuple[DecodeJob, JobDrafts, Sequence[int]]
 
 
 class Drafting:
-    """Gives the jobs of a step drafts.
+    """Gives the jobs of a step drafts."""
 
-    Attributes:
-        counts: since the start.
-    """
-
-    def __init__(self, source: str, engine: EngineBase, cache: CacheManager, policy: DraftPolicy | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        engine: EngineBase,
+        cache: CacheManager,
+        policy: DraftPolicy | None = None,
+        shared: SharedOutputs | None = None,
+    ) -> None:
         """
         Args:
             source: a name in DRAFTERS, or a drafter's import path.
             policy: None to compute all drafts, up to MAX_DRAFTS.
+            shared: outputs of other requests for lookup, with source "ngram"; None: requests learn nothing of others.
         """
         self._source = source
         self._drafter = DRAFTERS.load(source)
         self._engine = engine
         self._cache = cache
         self._policy = policy
+        self._shared = shared
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
-        self._num_proposals = self._num_drafted = self._num_accepted = 0
+        self._counts = {source: DraftCounts()}
         self._grammar_cpu_s = 0.0
 
     @property
-    def counts(self) -> Drafted:
-        return Drafted(self._source, self._num_proposals, self._num_drafted, self._num_accepted)
+    def counts(self) -> tuple[Drafted, ...]:
+        """By source, since the start."""
+        return tuple(counts.named(source) for source, counts in self._counts.items())
 
     def num_reserved(self, running: Sequence[DecodeJob]) -> int:
         """Returns the pages to leave for the next tokens of running requests. One with a spare page needs none."""
@@ -60,7 +69,7 @@ class Drafting:
         if self._policy is None or not self._max_drafts:
             return self._max_drafts > 0
         proposals = self._proposals(jobs)
-        return bool(proposals) and any(self._counts(proposals, jobs, num_unknown=1))
+        return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
 
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         """
@@ -83,28 +92,32 @@ class Drafting:
                 drafts = self._within_grammar(job, of_job, drafts)
             if drafts:
                 sequence.draft_ids = drafts
-                self._num_proposals += 1
-                self._num_drafted += len(drafts)
+                self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
                 num_left -= len(drafts)
 
-    def accepted(self, num_accepted: int) -> None:
-        self._num_accepted += num_accepted
+    def checked(self, job: DecodeJob, num_accepted: int) -> None:
+        """Counts a job's drafts of a step. Called before its next drafts are proposed."""
+        assert job.drafts is not None
+        self._counts[job.drafts.source].checked(num_accepted)
 
-    def _chosen(self, jobs: Sequence[DecodeJob]) -> list[tuple[DecodeJob, JobDrafts, Sequence[int]]]:
+    def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""
         proposals = self._proposals(jobs)
         if self._policy is None or not proposals:
             return proposals
+        counts = self._best_counts(proposals, jobs)
         return [
             (job, of_job, drafts[:count])
-            for (job, of_job, drafts), count in zip(proposals, self._counts(proposals, jobs), strict=True)
+            for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
             if count
         ]
 
-    def _counts(self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0) -> list[int]:
+    def _best_counts(
+        self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0
+    ) -> list[int]:
         assert self._policy is not None
         return self._policy.choose(
-            [(of_job.acceptance, len(drafts)) for _, of_job, drafts in proposals],
+            [(of_job.acceptance[of_job.source], len(drafts)) for _, of_job, drafts in proposals],
             len(jobs),
             sum(job.sequence.cached_len + 1 for job in jobs),
             num_unknown=num_unknown,
@@ -120,19 +133,26 @@ class Drafting:
             if max_tokens <= 0 or job.is_moving:
                 continue
             if job.drafts is None:
-                usual = 0.0 if self._policy is None else self._policy.usual_acceptance
-                job.drafts = JobDrafts(self._drafter(), usual)
+                job.drafts = JobDrafts(self._new_drafter(job))
             of_job = job.drafts
-            if self._policy is not None:
+            if self._policy is not None and of_job.proposed:
                 sampled = sequence.token_ids[of_job.proposed_at :]
-                of_job.acceptance = self._policy.observe(of_job.acceptance, of_job.proposed, sampled)
+                source = of_job.source
+                known = of_job.acceptance[source]
+                of_job.acceptance[source] = self._policy.observe(source, known, of_job.proposed, sampled)
             # A drafter of the user's own may propose more.
             proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
+            of_job.source = of_job.drafter.source or self._source
+            if self._policy is not None:
+                of_job.acceptance.setdefault(of_job.source, self._policy.usual_acceptance(of_job.source))
             of_job.proposed = self._until_stop(job, proposed)
             of_job.proposed_at = len(sequence.token_ids)
             if of_job.proposed:
                 proposals.append((job, of_job, of_job.proposed))
         return proposals
+
+    def _new_drafter(self, job: DecodeJob) -> Drafter:
+        return self._drafter() if self._shared is None else SharedLookup(self._shared, job.cache_namespace)
 
     def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
         """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""

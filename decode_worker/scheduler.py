@@ -5,14 +5,16 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from tandem.decode_worker.config import AUTO_SOURCE, AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafters.shared import SharedOutputs
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.pacing import StepPace
+from tandem.decode_worker.speculation import parse_speculation
 from tandem.decode_worker.step import DecodeStep
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.base import Completion
@@ -34,6 +36,7 @@ from tandem.messages import (
     Finished,
     GaveBack,
     Moment,
+    NamespaceOwners,
     Progress,
     ResetCache,
     TierHits,
@@ -93,6 +96,7 @@ class DecodeScheduler(ForwardScheduler):
         self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
         self._pace = StepPace(clock)
+        self._shared_outputs = SharedOutputs() if config.speculation_shared else None
         self._drafting = self._new_drafting()
         # Since when no decode step is in flight; None if nothing was decoded before.
         self._idle_since: float | None = None
@@ -117,14 +121,19 @@ class DecodeScheduler(ForwardScheduler):
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_early, self._give_back)
 
     def _new_drafting(self) -> Drafting | None:
-        source = self._config.speculation
-        if source == NO_SPECULATION:
+        source, has_policy = parse_speculation(self._config.speculation)
+        if not source or (has_policy and not self._engine.max_drafts):
             return None
-        if source != AUTO_SPECULATION:
-            return Drafting(source, self._engine, self._cache)
-        lost_s = (lambda: self._pace.lost_s) if self._overlaps else (lambda: 0.0)
-        policy = DraftPolicy(self._timer, self._config.itl_objective_s, self._engine.draft_costs, lost_s)
-        return Drafting(AUTO_SOURCE, self._engine, self._cache, policy)
+        if not self._engine.max_drafts:
+            raise ValueError(
+                f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
+                "a decode step, and this model's does not: leave it out"
+            )
+        policy = None
+        if has_policy:
+            lost_s = (lambda: self._pace.lost_s) if self._overlaps else (lambda: 0.0)
+            policy = DraftPolicy(self._timer, self._config.itl_objective_s, self._engine.draft_costs, lost_s)
+        return Drafting(source, self._engine, self._cache, policy, self._shared_outputs)
 
     @property
     def num_running(self) -> int:
@@ -158,6 +167,8 @@ class DecodeScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+            elif isinstance(event.message, NamespaceOwners) and self._shared_outputs is not None:
+                self._shared_outputs.set_owners(event.message.owners)
         elif isinstance(event, AdaptersListed):
             self._adapters.set_listed(event.content_hashes)
         elif isinstance(event, RouterLost):
@@ -276,7 +287,7 @@ class DecodeScheduler(ForwardScheduler):
             prefix_peer_tokens=hits.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
-            drafted=() if self._drafting is None else (self._drafting.counts,),
+            drafted=() if self._drafting is None else self._drafting.counts,
         )
 
     def adopt(
@@ -330,6 +341,7 @@ class DecodeScheduler(ForwardScheduler):
             prefill_loaded=prefill_loaded,
             moments=[*moments],
             client=admit.client,
+            cache_namespace=admit.cache_namespace,
             adapter=self._adapters.begin(admit.adapter, admit.cache_namespace),
         )
         job.stamp(COMMITTED)
@@ -478,9 +490,10 @@ class DecodeScheduler(ForwardScheduler):
         self._idle_since = self._clock()
         new_jobs = set(step.new_jobs)
         if self._drafting is not None:
-            self._drafting.accepted(step.num_accepted)
+            for job, num_accepted in step.num_accepted.items():
+                self._drafting.checked(job, num_accepted)
             # The launch counted all drafts.
-            self._engine.counters.output_tokens_computed -= step.num_drafted - step.num_accepted
+            self._engine.counters.output_tokens_computed -= step.num_drafted - sum(step.num_accepted.values())
         self._timer.step_ended(idle_s=step.idle_s)
         self._recorder.look()
         for job in going_on:
@@ -530,6 +543,8 @@ class DecodeScheduler(ForwardScheduler):
 
     def _finish(self, job: DecodeJob, reason: str) -> None:
         job.stamp(LAST_TOKEN)
+        if self._shared_outputs is not None:
+            self._shared_outputs.add(job.cache_namespace, job.sequence.token_ids[job.sequence.prompt_len :])
         self._end_job(job)
         self._outbox.to_router(
             Finished(
