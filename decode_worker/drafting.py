@@ -95,6 +95,11 @@ class Drafting:
                 self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
                 num_left -= len(drafts)
 
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        """As DraftPolicy.timed."""
+        if self._policy is not None:
+            self._policy.timed(seconds, num_tokens)
+
     def checked(self, job: DecodeJob, num_accepted: int) -> None:
         """Counts a job's drafts of a step. Called before its next drafts are proposed."""
         assert job.drafts is not None
