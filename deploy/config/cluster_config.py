@@ -248,7 +248,7 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def _speculation(self) -> str:
-        """auto drafts nothing where decode steps may compute one row a sequence only."""
+        """auto drafts nothing with several ranks, nor on GPUs, where its gain is not proven."""
         drafts = self.device == "cpu" and self.max_degree == 1
         return self.speculation if drafts or self.speculation != AUTO_SPECULATION else NO_SPECULATION
 
@@ -283,10 +283,6 @@ class ClusterConfig(ClusterOptions):
         for name in ("tp", "prefill_tp", "decode_tp"):
             num_ranks = getattr(self, name)
             require(num_ranks <= MAX_DEGREE, f"{name} must be at most {MAX_DEGREE}, not {num_ranks}")
-            require(
-                num_ranks <= 1 or not self.store_memory,
-                f"store_memory is for workers of one rank, but {name} is {num_ranks}: leave one of them out",
-            )
             require(
                 not num_ranks or max(num_ranks, self.workers_per_gpu) % min(num_ranks, self.workers_per_gpu) == 0,
                 f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
