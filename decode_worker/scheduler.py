@@ -248,7 +248,7 @@ class DecodeScheduler(ForwardScheduler):
         self._pace.launching()
         idle_since = self._idle_since if self._in_flight is None else None
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
-        if idle_since is not None and self._overlaps:
+        if idle_since is not None and self._overlaps and self._drafting is not None:
             step.idle_s = self._clock() - idle_since
         self._launches.collect_all_but(1)
         # Grammars depend on the tokens just collected.
