@@ -66,8 +66,10 @@ class Drafting:
         Args:
             jobs: of the step. The host knows all their tokens but the last.
         """
-        if self._policy is None or not self._max_drafts:
-            return self._max_drafts > 0
+        if not self._max_drafts or len(jobs) >= self._engine.max_drafted_rows:
+            return False
+        if self._policy is None:
+            return True
         proposals = self._proposals(jobs)
         return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
 
@@ -94,6 +96,11 @@ class Drafting:
                 sequence.draft_ids = drafts
                 self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
                 num_left -= len(drafts)
+
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        """As DraftPolicy.timed."""
+        if self._policy is not None:
+            self._policy.timed(seconds, num_tokens)
 
     def checked(self, job: DecodeJob, num_accepted: int) -> None:
         """Counts a job's drafts of a step. Called before its next drafts are proposed."""
