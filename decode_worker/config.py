@@ -1,31 +1,34 @@
 """Options of the decode scheduler. Nothing here imports torch: the command line imports this module."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.config import require, require_positive
 from tandem.decode_worker.drafters.table import DRAFTERS
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION, parse_speculation
 from tandem.options import option
-
-NO_SPECULATION = "off"
-# Drafts of n-grams where they are expected to gain time.
-AUTO_SPECULATION = "auto"
-AUTO_SOURCE = "ngram"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
     speculation: str = option(
-        NO_SPECULATION,
+        "",
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
         "those of ngram that are expected to gain time",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
-        detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+        takes_path=True,
+        shown="auto on CPUs with one rank a worker, else off",
+        detail=" ([speculation.md](speculation.md))",
+    )
+    speculation_shared: bool = option(
+        False,
+        "let ngram and auto draft from finished outputs of the same API key and cache namespace too; needs API keys",
+        detail=" ([speculation.md](speculation.md#other-requests))",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig(DecodeOptions):
-    """Options of the decode scheduler.
+    """Options of the decode scheduler, which drafts nothing unless it is told to.
 
     Attributes:
         max_batch_size: maximum number of requests in a decode step.
@@ -33,10 +36,11 @@ class DecodeConfig(DecodeOptions):
         admit_grace_s: time for which a LeaseRequest waits for its Admit, and a restarted request's place is held.
         max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
         max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
-        overlap: launch a step before the previous tokens are known, on an asynchronous engine without speculation.
+        overlap: launch a step before the previous tokens are known, on an asynchronous engine.
         itl_objective_s: expected time of a step with drafts of `auto` at most; 0 for no limit.
     """
 
+    speculation: str = field(default=NO_SPECULATION, kw_only=True)
     max_batch_size: int = 64
     lease_duration_s: float = 30.0
     admit_grace_s: float = 2.0
@@ -48,4 +52,7 @@ class DecodeConfig(DecodeOptions):
     def __post_init__(self) -> None:
         require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s", "max_waiting")
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
-        DRAFTERS.check("speculation", self.speculation, besides=(NO_SPECULATION, AUTO_SPECULATION))
+        require(
+            parse_speculation(self.speculation).is_lookup or not self.speculation_shared,
+            f"speculation_shared is for speculation auto and ngram, not {self.speculation}: leave one of them out",
+        )

@@ -1,7 +1,10 @@
 """Number of drafts of each request and step, by measured acceptance and step times."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
+from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.engine.draft_costs import DraftCosts
 from tandem.worker.forward_timer import ForwardTimer
 
 # Drafts of a request in a step at most: eight rows with its last token.
@@ -10,6 +13,8 @@ MAX_DRAFTS = 7
 START = 0.5
 # Weight of an observation in a request's mean, and in that of all requests.
 WEIGHT, SHARED_WEIGHT = 1 / 8, 1 / 64
+# Less likely drafts gain nothing worth their host time.
+LEAST_CHANCE = 0.02
 # Share of the ITL objective that an expected step may fill.
 FILLED = 0.9
 
@@ -17,61 +22,112 @@ FILLED = 0.9
 class DraftPolicy:
     """Takes the drafts that raise the expected tokens per second of the whole step.
 
-    A draft raises them if its chance of acceptance, over its time, exceeds the step's tokens over the step's time. The
-    chance of a request's n-th draft is its acceptance to the n-th power. Drafts that are proposed but not computed are
-    observed too, so acceptance costs no forward pass, and wrong drafts end by themselves.
+    The chance of a request's n-th draft is its acceptance to the n-th power, and the likeliest drafts go first. Drafts
+    that are proposed but not computed are observed too, so acceptance costs no forward pass, and wrong drafts end by
+    themselves.
 
-    Attributes:
-        usual_acceptance: mean of all requests, which a new one is expected to have.
+    A step with drafts follows known tokens, so it does not overlap with others, which is part of its price.
     """
 
-    def __init__(self, timer: ForwardTimer, itl_objective_s: float) -> None:
+    def __init__(
+        self,
+        timer: ForwardTimer,
+        itl_objective_s: float,
+        costs: DraftCosts | None = None,
+        price: OverlapPrice | None = None,
+    ) -> None:
         """
         Args:
+            costs: None if a draft takes as long as a request's row.
+            price: None if steps do not overlap anyway.
             itl_objective_s: expected time of a step with drafts at most; 0 for no limit. A step that misses it without
                 drafts has no limit.
         """
         self._timer = timer
         self._objective_s = itl_objective_s
-        self.usual_acceptance = START
+        self._usual: dict[str, float] = {}
+        self._costs = costs
+        self._price = price
+        # Of the last step for which drafts were chosen: on the device, and expected.
+        self._device_s = self._num_tokens = 0.0
 
-    def observe(self, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
+    def usual_acceptance(self, source: str) -> float:
+        """Returns the mean of all requests, which a new one is expected to have."""
+        return self._usual.get(source, START)
+
+    def observe(self, source: str, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
         """Returns a request's acceptance after the tokens that followed its last proposal are known."""
+        usual = self.usual_acceptance(source)
         for draft, token in zip(proposed, sampled, strict=False):
             is_right = draft == token
             acceptance += WEIGHT * (is_right - acceptance)
-            self.usual_acceptance += SHARED_WEIGHT * (is_right - self.usual_acceptance)
+            usual += SHARED_WEIGHT * (is_right - usual)
             if not is_right:
                 break
+        self._usual[source] = usual
         return acceptance
 
-    def choose(self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> list[int]:
+    def choose(
+        self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int, *, num_unknown: int = 0
+    ) -> list[int]:
         """Returns the number of drafts to compute of each proposal; none before the first measured step.
 
         Args:
             proposals: acceptance and number of drafts.
             num_requests: of the step, also those without a proposal.
             num_context: attended tokens, summed over the requests.
+            num_unknown: tokens between those that the host knows and the drafts, at the start of each proposal. All
+                must be as proposed.
         """
         counts = [0] * len(proposals)
         times = self._timer.times()
-        if not times.step_s:
+        if not times.step_s or (self._price is not None and not self._price.allows_drafts):
             return counts
         step_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
-        draft_s = times.request_s
         limit_s = FILLED * self._objective_s
         if step_s >= limit_s:
             limit_s = float("inf")
-        num_tokens = float(num_requests)
         chances = [
-            (acceptance**depth, number)
+            (chance, number)
             for number, (acceptance, num_drafts) in enumerate(proposals)
-            for depth in range(1, num_drafts + 1)
+            for depth in range(1, num_drafts - num_unknown + 1)
+            if (chance := acceptance ** (num_unknown + depth)) >= LEAST_CHANCE
         ]
-        for chance, number in sorted(chances, reverse=True):
-            if chance * step_s <= num_tokens * draft_s or step_s + draft_s > limit_s:
+        chances.sort(reverse=True)
+        # With each number of drafts.
+        num_tokens = [*accumulate((chance for chance, _ in chances), initial=float(num_requests))]
+        token_share = 1.0 if self._price is None else self._price.token_share
+        best, best_rate = 0, num_requests / step_s
+        for num_drafts, extra_s in self._extras_s(num_requests, len(chances), times.request_s):
+            device_s = step_s + extra_s
+            seconds = device_s if self._price is None else self._price.seconds(device_s)
+            if seconds > limit_s:
                 break
+            rate = token_share * num_tokens[num_drafts] / seconds
+            if rate > best_rate:
+                best, best_rate = num_drafts, rate
+                self._device_s, self._num_tokens = device_s, num_tokens[num_drafts]
+        for _, number in chances[:best]:
             counts[number] += 1
-            num_tokens += chance
-            step_s += draft_s
         return counts
+
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        """Takes the time of a step, from the end of the step before.
+
+        Args:
+            seconds: None of a step without drafts, or after a pause.
+            num_tokens: sampled and accepted ones of all requests.
+        """
+        if self._price is None:
+            return
+        if seconds is None or not self._device_s:
+            self._price.rested()
+        else:
+            expected_s = self._price.uncorrected_s(self._device_s)
+            self._price.drafted(expected_s, seconds, num_tokens / self._num_tokens)
+
+    def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
+        """Yields numbers of drafts and the seconds that they add to a step."""
+        if self._costs is None:
+            return ((num_drafts, num_drafts * request_s) for num_drafts in range(1, most + 1))
+        return self._costs.extras_s(num_requests, most)

@@ -5,14 +5,17 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from tandem.decode_worker.config import AUTO_SOURCE, AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafters.shared import SharedOutputs
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
+from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.decode_worker.pacing import StepPace
+from tandem.decode_worker.speculation import parse_speculation
 from tandem.decode_worker.step import DecodeStep
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.base import Completion
@@ -34,6 +37,7 @@ from tandem.messages import (
     Finished,
     GaveBack,
     Moment,
+    NamespaceOwners,
     Progress,
     ResetCache,
     TierHits,
@@ -61,8 +65,8 @@ class DecodeScheduler(ForwardScheduler):
     """Schedules the running requests, by age and priority, and the leases of future ones.
 
     On an asynchronous engine steps overlap: the next step is launched shortly before the running one ends, while the
-    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped. With
-    speculation no steps overlap: drafts follow known tokens.
+    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped.
+    Drafts follow known tokens. So a step with drafts waits for the previous tokens, and the next one for its own.
     """
 
     def __init__(
@@ -89,10 +93,13 @@ class DecodeScheduler(ForwardScheduler):
         """
         super().__init__(engine, cache, outbox, clock, recorder, timer, adapters)
         self._config = config
-        self._drafting = self._new_drafting()
-        self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
+        self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
         self._pace = StepPace(clock)
+        self._shared_outputs = SharedOutputs() if config.speculation_shared else None
+        self._drafting = self._new_drafting()
+        # Since when no decode step is in flight; None if nothing was decoded before.
+        self._idle_since: float | None = None
         self._running: list[DecodeJob] = []
         tier = tier or NoTier()
         self._leases = LeaseBook(
@@ -111,16 +118,22 @@ class DecodeScheduler(ForwardScheduler):
         # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
-        self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
+        self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_early, self._give_back)
 
     def _new_drafting(self) -> Drafting | None:
-        source = self._config.speculation
-        if source == NO_SPECULATION:
+        source, has_policy = parse_speculation(self._config.speculation)
+        if not source or (has_policy and not self._engine.max_drafts):
             return None
-        if source != AUTO_SPECULATION:
-            return Drafting(source, self._engine, self._cache)
-        policy = DraftPolicy(self._timer, self._config.itl_objective_s)
-        return Drafting(AUTO_SOURCE, self._engine, self._cache, policy)
+        if not self._engine.max_drafts:
+            raise ValueError(
+                f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
+                "a decode step, and this model's does not: leave it out"
+            )
+        policy = None
+        if has_policy:
+            price = OverlapPrice(self._timer, self._pace) if self._overlaps else None
+            policy = DraftPolicy(self._timer, self._config.itl_objective_s, self._engine.draft_costs, price)
+        return Drafting(source, self._engine, self._cache, policy, self._shared_outputs)
 
     @property
     def num_running(self) -> int:
@@ -155,6 +168,8 @@ class DecodeScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+            elif isinstance(event.message, NamespaceOwners) and self._shared_outputs is not None:
+                self._shared_outputs.set_owners(event.message.owners)
         elif isinstance(event, RouterLost):
             self._leases.abort_all_attempts_of(event.router)
             for job in list(self._running):
@@ -199,20 +214,26 @@ class DecodeScheduler(ForwardScheduler):
     def compose(self, *, with_drafts: bool = True) -> DecodeStep | None:
         """Composes the next step, or None. Its jobs must not change before the launch."""
         self._hold_adapters()
+        drafting = self._drafting if with_drafts else None
+        if drafting is not None and self._in_flight is not None:
+            may_run = [job for job in self._running if job.needs_step][: self._config.max_batch_size]
+            if drafting.awaits_tokens(may_run):
+                self._collect_early()
         # Growth goes before new leases.
         jobs = self._growth.grow(self._running)
         self.answer_leases()
         if not jobs:
             self._timer.nothing_decoded()
+            self._idle_since = None
             return None
         new_jobs = [job for job in jobs if job.is_new]
         for job in new_jobs:
             job.stamp(DECODE_STARTED)
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
-        if self._drafting is not None and with_drafts:
+        if drafting is not None and self._in_flight is None:
             # Leases that wait for pages go before drafts.
-            self._drafting.draft(jobs, self._running, may_grow=not self._leases.num_waiting)
+            drafting.draft(jobs, self._running, may_grow=not self._leases.num_waiting)
         self._recorder.lap("compose")
         return DecodeStep(jobs, new_jobs, self._in_flight, self._note_launched, self._collect)
 
@@ -221,12 +242,15 @@ class DecodeScheduler(ForwardScheduler):
     ) -> None:
         """Launches a step, handles earlier outputs while it runs, and samples its tokens."""
         self._pace.launching()
+        idle_since = self._idle_since if self._in_flight is None else None
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
+        if idle_since is not None and self._overlaps and self._drafting is not None:
+            step.idle_s = self._clock() - idle_since
         self._launches.collect_all_but(1)
         # Grammars depend on the tokens just collected.
         step.sample()
         self._recorder.lap("sample")
-        if not self._overlaps:
+        if not self._overlaps or step.num_drafted:
             self.collect_launched()
 
     def next_deadline(self, *, with_prompts: bool = False) -> float | None:
@@ -260,7 +284,7 @@ class DecodeScheduler(ForwardScheduler):
             prefix_peer_tokens=hits.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
-            drafted=() if self._drafting is None else (self._drafting.counts,),
+            drafted=() if self._drafting is None else self._drafting.counts,
         )
 
     def adopt(
@@ -314,6 +338,7 @@ class DecodeScheduler(ForwardScheduler):
             prefill_loaded=prefill_loaded,
             moments=[*moments],
             client=admit.client,
+            cache_namespace=admit.cache_namespace,
             adapter=self._adapters.begin(admit.adapter, admit.cache_namespace),
         )
         job.stamp(COMMITTED)
@@ -402,8 +427,8 @@ class DecodeScheduler(ForwardScheduler):
             moments=moments,
         )
 
-    def _collect_for_pages(self) -> bool:
-        """Collects the steps in flight, for growth. Returns whether there were any."""
+    def _collect_early(self) -> bool:
+        """Collects the steps in flight while the next is composed. Returns whether there were any."""
         if self._in_flight is None:
             return False
         self._collect_steps()
@@ -428,7 +453,7 @@ class DecodeScheduler(ForwardScheduler):
     def _note_launched(self, step: DecodeStep) -> None:
         num_context = sum([sequence.device_len for sequence in step.sequences])
         self._timer.step_launched(len(step.jobs) + step.num_drafted, num_context, is_mixed=step.is_mixed)
-        if self._overlaps:
+        if self._overlaps and not step.num_drafted:
             self._pace.launched(self._timer.expected_s if step.is_mixed else None)
         if self._recorder.is_on:
             self._record_launch(step)
@@ -453,18 +478,24 @@ class DecodeScheduler(ForwardScheduler):
     def _collect(self, step: DecodeStep) -> None:
         """Waits for a step and handles its tokens."""
         self._outbox.flush()
-        if self._overlaps:
+        if self._overlaps and not step.num_drafted:
             was_running = not step.output.done()
             self._pace.ended(step.output.duration_s(), was_running=was_running)
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         going_on = step.collect()
+        known_before, self._idle_since = self._idle_since, self._clock()
         new_jobs = set(step.new_jobs)
         if self._drafting is not None:
-            self._drafting.accepted(step.num_accepted)
+            for job, num_right in step.num_accepted.items():
+                self._drafting.checked(job, num_right)
+            num_accepted = sum(step.num_accepted.values())
+            is_timed = known_before is not None and step.num_drafted > 0
+            seconds = self._idle_since - (known_before or 0.0) if is_timed else None
+            self._drafting.timed(seconds, len(step.jobs) + num_accepted)
             # The launch counted all drafts.
-            self._engine.counters.output_tokens_computed -= step.num_drafted - step.num_accepted
-        self._timer.step_ended()
+            self._engine.counters.output_tokens_computed -= step.num_drafted - num_accepted
+        self._timer.step_ended(idle_s=step.idle_s)
         self._recorder.look()
         for job in going_on:
             if failure := grammar_failure(job.request_id, job.attempt, job.sequence.constraint):
@@ -480,6 +511,7 @@ class DecodeScheduler(ForwardScheduler):
         self._send_tokens(jobs)
         for job, reason in finished:
             self._finish(job, reason)
+        self._pace.collected(self._clock() - self._idle_since)
         self._recorder.lap("collect")
 
     def _log_batch(self, num_tokens: int, new_jobs: Sequence[DecodeJob]) -> None:
@@ -512,6 +544,8 @@ class DecodeScheduler(ForwardScheduler):
 
     def _finish(self, job: DecodeJob, reason: str) -> None:
         job.stamp(LAST_TOKEN)
+        if self._shared_outputs is not None:
+            self._shared_outputs.add(job.cache_namespace, job.sequence.token_ids[job.sequence.prompt_len :])
         self._end_job(job)
         self._outbox.to_router(
             Finished(

@@ -177,13 +177,16 @@ class ForwardTimer:
         """Expected time of the last launched step and the prompts before it."""
         return self._steps[-1].seconds(self.fitted)
 
-    def step_ended(self) -> None:
-        """Records the end of the oldest decode step."""
+    def step_ended(self, *, idle_s: float = 0.0) -> None:
+        """Records the end of the oldest decode step. Args: idle_s: time before its launch without a decode step in
+        flight, which is no part of the fit unless prompts ran meanwhile."""
         now = self._clock()
         step = self._steps.popleft()
         self._last_end = now
         if self._last_step_end is not None:
             seconds = now - self._last_step_end
+            if not step.num_prefills:
+                seconds = max(0.0, seconds - idle_s)
             if step.num_prompt_tokens:
                 self._prompt_tokens_per_step.append(step.num_prompt_tokens)
                 self._note_gap(now, seconds)
@@ -229,6 +232,11 @@ class ForwardTimer:
     def max_prompt_tokens(self) -> int:
         """Most prompt tokens in a recent interval between steps; 0 if there were none."""
         return max(self._prompt_tokens_per_step, default=0)
+
+    @property
+    def share_with_prompts(self) -> float:
+        """Share of recent decode steps with prompts before or in them; 0 if there were none."""
+        return sum(overrun > 0.0 for overrun in self._overruns) / max(1, len(self._overruns))
 
     @property
     def fitted(self) -> FittedTimes:

@@ -65,6 +65,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             degrees[0],
             arguments.max_loras,
             arguments.max_lora_rank,
+            arguments.drafted,
         )
         decoder = None
         if degrees[1] != degrees[0]:
@@ -74,6 +75,8 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if arguments.trace or isinstance(arguments.workload, str):
             arrivals = read_trace(arguments)
         prompt_len, output_len = mean_of(arrivals) if arrivals else arguments.workload
+        if arguments.accepted > arguments.drafted:
+            raise ValueError(f"--accepted {arguments.accepted:g} is more than --drafted {arguments.drafted:g}")
         limits = arguments.slo
         load = Load(
             prompt_len,
@@ -83,6 +86,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.good_share,
             arguments.hit_rate,
             arguments.store_hit_rate,
+            arguments.accepted,
         )
         longest = worker.model.max_position_embeddings
         num_tokens = (

@@ -20,7 +20,9 @@ from tandem.config import (
     require,
     require_one_of,
 )
-from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
+from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.draft_policy import MAX_DRAFTS
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
@@ -207,15 +209,17 @@ class ClusterConfig(ClusterOptions):
         require_one_of(self, "ray_autoscaler", SWITCH)
         check_network(self.interface)
         self._check_store()
+        if self.speculation_shared:
+            require(
+                bool(self.api_keys) and not self.share_cache_between_keys,
+                "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
+                "share_cache_between_keys out",
+            )
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
         self._check_ranks()
-        if self.speculation != NO_SPECULATION:
-            require(
-                self.device == "cpu",
-                f"speculation {self.speculation} is for device cpu until its GPU kernels are there: leave it out",
-            )
+        if self._speculation != NO_SPECULATION:
             require(
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
@@ -237,6 +241,12 @@ class ClusterConfig(ClusterOptions):
             bool(self.admin_keys) or not self.lora_root,
             "lora_root is for adapters that are loaded while the cluster serves: give admin_keys too",
         )
+
+    @property
+    def _speculation(self) -> str:
+        """The option, or its default: auto where its gain is proven."""
+        default = AUTO_SPECULATION if self.device == "cpu" and self.max_degree == 1 else NO_SPECULATION
+        return self.speculation or default
 
     @property
     def adapter_paths(self) -> list[tuple[str, str]]:
@@ -406,6 +416,7 @@ class ClusterConfig(ClusterOptions):
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
                 "max_loras": self.max_loras or (DEFAULT_MAX_LORAS if self.lora or self.lora_root else 0),
                 "max_batch_size": self.max_batch_size,
+                "max_drafts": 0 if self._speculation == NO_SPECULATION else MAX_DRAFTS,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
             },
@@ -427,6 +438,7 @@ class ClusterConfig(ClusterOptions):
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
                 "takes_adapters": bool(self.lora_root),
+                "shares_drafts": self.speculation_shared,
                 "starts_from_zero": has_zero(self.bounds),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,
@@ -508,6 +520,7 @@ class ClusterConfig(ClusterOptions):
         prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
         itl_objective_s = self.itl_objective_ms / 1e3
         decode = _values(self, DecodeOptions) | {
+            "speculation": self._speculation,
             "max_batch_size": max_batch_size,
             "overlap": overlap,
             "itl_objective_s": itl_objective_s,

@@ -91,6 +91,7 @@ class Worker:
         itl_objective: that sizes chunks of role both, in seconds; 0: the limit on ITL.
         degree: number of ranks.
         max_loras, max_lora_rank: slots of adapters and their rank.
+        num_drafts: drafts of a request and step without prompts.
     """
 
     model: ModelConfig
@@ -106,6 +107,7 @@ class Worker:
     degree: int = 1
     max_loras: int = 0
     max_lora_rank: int = default_of(EngineConfig, "max_lora_rank")
+    num_drafts: float = 0.0
 
     @property
     def slot_bytes(self) -> int:
@@ -183,11 +185,12 @@ class Worker:
     def decode_step(self, batch_size: int, kv_len: int) -> float:
         """Args: kv_len: tokens of each sequence."""
         factors = self._factors
-        computing = self._common_s(batch_size, batch_size, factors.decode_share)
-        is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
+        num_rows = round(batch_size * (1 + self.num_drafts))
+        computing = self._common_s(num_rows, num_rows, factors.decode_share)
+        is_own = self.gpu.has_own_kernels and num_rows <= MAX_OWN_BATCH_SIZE
         layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
-        products = hypot(self._common_weights_s, computing) + self._experts_s(batch_size)
-        return products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(batch_size)
+        products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
+        return products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0, num_before: int = 0) -> float:
         """Returns the seconds to compute prompts together.

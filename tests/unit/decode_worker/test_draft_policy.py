@@ -1,15 +1,21 @@
 """Drafts by acceptance and step times, on a clock that follows a cost model."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tandem.decode_worker.draft_policy import MAX_DRAFTS, START, DraftPolicy
-from tandem.worker.forward_timer import INTERVAL_S, ForwardTimer
+from tandem.decode_worker.overlap_price import PROMPT_SHARE, OverlapPrice
+from tandem.decode_worker.pacing import StepPace
+from tandem.engine.draft_costs import DraftCosts
+from tandem.worker.forward_timer import INTERVAL_S, NUM_OVERRUNS, ForwardTimer
 from tests.fakes.clock import FakeClock
 
 STEP_S = 0.025
 # With and without rows that cost little beside the weights.
 ROW_S = (0.0002, 0.004)
 CONTEXT = 100
+SOURCE = "ngram"
 
 
 class Device:
@@ -56,12 +62,12 @@ def test_wrong_drafts_end_by_themselves(row_s: float) -> None:
     spent = plain = 0.0
     # Requests one after the other.
     for _ in range(10):
-        acceptance = device.policy.usual_acceptance
+        acceptance = device.policy.usual_acceptance(SOURCE)
         for _ in range(100):
             [count] = device.choose([acceptance], 1)
             spent += device.run(1 + count, 1)
             plain += device.step_s(1)
-            acceptance = device.policy.observe(acceptance, [7] * MAX_DRAFTS, [8])
+            acceptance = device.policy.observe(SOURCE, acceptance, [7] * MAX_DRAFTS, [8])
     assert count == 0 and spent < 1.02 * plain
 
 
@@ -72,7 +78,7 @@ def test_right_drafts_return_without_a_forward_pass_for_the_attempt() -> None:
     assert device.choose([acceptance], 1) == [0]
     # The tokens of steps without drafts were proposed.
     for _ in range(16):
-        acceptance = device.policy.observe(acceptance, [7, 7], [7])
+        acceptance = device.policy.observe(SOURCE, acceptance, [7, 7], [7])
     [count] = device.choose([acceptance], 1)
     assert count > 0
     gained = sum(acceptance**depth for depth in range(count + 1))
@@ -104,8 +110,125 @@ def test_drafts_keep_the_objective_where_plain_steps_do() -> None:
 
 def test_acceptance_counts_up_to_the_first_wrong_draft() -> None:
     policy = Device(ROW_S[0]).policy
-    once = policy.observe(START, [7], [7])
-    assert policy.observe(START, [7, 8, 9], [7]) == once > START
+    once = policy.observe(SOURCE, START, [7], [7])
+    assert policy.observe(SOURCE, START, [7, 8, 9], [7]) == once > START
     # The tokens behind a wrong draft say nothing of later ones.
-    assert policy.observe(START, [7, 8, 9, 9], [7, 9, 9, 9]) == policy.observe(START, [7, 8], [7, 9]) < once
-    assert policy.observe(START, [], [7]) == START
+    assert (
+        policy.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9])
+        == policy.observe(SOURCE, START, [7, 8], [7, 9])
+        < once
+    )
+    assert policy.observe(SOURCE, START, [], [7]) == START
+
+
+def test_a_source_that_is_wrong_takes_nothing_from_another() -> None:
+    policy = Device(ROW_S[0]).policy
+    for _ in range(100):
+        policy.observe("shared", START, [7], [8])
+    assert policy.usual_acceptance("shared") < 0.2 < policy.usual_acceptance(SOURCE) == START
+
+
+class Pace(StepPace):
+    """Attributes: host_s: reported as lost."""
+
+    host_s = 0.0
+
+    @property
+    def lost_s(self) -> float:
+        return self.host_s
+
+
+@pytest.fixture
+def overlapping() -> Iterator[tuple[Device, Pace]]:
+    """A device whose steps overlap unless they have drafts."""
+    device = Device(ROW_S[0])
+    device.measure()
+    device.clock.advance(INTERVAL_S)
+    pace = Pace(device.clock)
+    device.policy = DraftPolicy(device.timer, 0.0, price=OverlapPrice(device.timer, pace))
+    yield device, pace
+
+
+def test_lost_overlap_is_part_of_the_price(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    assert device.choose([0.5], 1)[0] > 1
+    # 4 % of a step, beside the caution, for 3 % more tokens, then 20 % for nearly twice as many.
+    pace.host_s = 0.04 * STEP_S
+    assert device.choose([0.03], 1) == [0]
+    pace.host_s = 0.2 * STEP_S
+    assert device.choose([0.5], 1)[0] > 2
+    pace.host_s = STEP_S
+    assert device.choose([0.5], 1) == [0]
+
+
+def test_drafts_that_lose_time_end_and_are_tried_again(overlapping: tuple[Device, Pace]) -> None:
+    device, _ = overlapping
+    num_drafted = 0
+    while device.choose([0.5], 1)[0]:
+        # More than twice the expected time: outliers count no more than that.
+        device.policy.timed(5 * STEP_S, 2)
+        num_drafted += 1
+    assert 2 <= num_drafted <= 8
+    num_rested = 0
+    while not device.choose([0.5], 1)[0]:
+        device.policy.timed(None, 1)
+        num_rested += 1
+    assert 1 <= num_rested <= 1000
+    # Once they take what is expected, they go on.
+    for _ in range(50):
+        assert device.choose([0.5], 1)[0]
+        device.policy.timed(1.1 * STEP_S, 2)
+
+
+def test_drafts_that_are_accepted_less_than_expected_end(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    pace.host_s = 0.5 * STEP_S
+    num_drafted = 0
+    while device.choose([0.5], 1)[0]:
+        device.policy.timed(1.5 * STEP_S, 1)
+        num_drafted += 1
+    assert 2 <= num_drafted <= 20
+
+
+def test_no_drafts_while_prompts_join_many_steps(overlapping: tuple[Device, Pace]) -> None:
+    device, _ = overlapping
+
+    def run(num_steps: int, *, with_prompt: bool) -> None:
+        for _ in range(num_steps):
+            if with_prompt:
+                device.timer.prompts_launched(device.clock.now, 100, 100)
+            device.timer.step_launched(1, CONTEXT, is_mixed=with_prompt)
+            device.clock.advance(STEP_S)
+            device.timer.step_ended()
+            if with_prompt:
+                device.timer.prompts_ended(is_mixed=True)
+
+    assert device.timer.share_with_prompts == 0.0
+    run(1, with_prompt=True)
+    assert 0.0 < device.timer.share_with_prompts < PROMPT_SHARE and device.choose([1.0], 1)[0]
+    run(2, with_prompt=True)
+    assert device.choose([1.0], 1) == [0]
+    run(NUM_OVERRUNS, with_prompt=False)
+    assert device.choose([1.0], 1)[0]
+
+
+def test_drafts_fill_the_measured_sizes() -> None:
+    device = Device(ROW_S[0])
+    device.measure()
+    device.clock.advance(INTERVAL_S)
+    costs = DraftCosts({1: STEP_S, 4: STEP_S}, {2: STEP_S, 8: 1.1 * STEP_S, 16: 3 * STEP_S})
+    device.policy = DraftPolicy(device.timer, 0.0, costs)
+    # Within a size, more drafts cost nothing. The next size costs more than it gains.
+    assert device.choose([0.9], 1) == [MAX_DRAFTS]
+    assert sum(device.choose([0.9, 0.9, 0.8, 0.1], 4)) == 4
+    assert device.choose([0.05], 1) == [1]
+
+
+def test_unknown_tokens_must_be_right_first(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    pace.host_s = 0.25 * STEP_S
+    proposals, context = [(0.4, MAX_DRAFTS)], CONTEXT
+    assert device.policy.choose(proposals, 1, context)[0] > 0
+    assert device.policy.choose(proposals, 1, context, num_unknown=1) == [0]
+    assert device.policy.choose([(1.0, MAX_DRAFTS)], 1, context, num_unknown=1) == [MAX_DRAFTS - 1]
+    assert device.policy.choose([(1.0, 1)], 1, context, num_unknown=1) == [0]

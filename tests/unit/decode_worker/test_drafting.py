@@ -1,17 +1,22 @@
 """Drafts of a step: their number, their pages and their counts."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
+from tandem.messages import Drafted
 from tandem.sampling_params import SamplingParams
 from tests.fakes.engine import FakeEngine
 from tests.fakes.scripted_drafter import scripted
+from tests.fakes.workers import ListOutbox
 
 PAGE_SIZE = 4
 MAX_DRAFTS = 6
@@ -123,9 +128,8 @@ def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine
     jobs.draft()
     job.sequence.num_pending = 1
     assert job.take_drafted([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
-    jobs.drafting.accepted(2)
-    counts = jobs.drafting.counts
-    assert (counts.source, counts.num_proposals, counts.num_tokens, counts.num_accepted) == (source, 2, 8, 2)
+    jobs.drafting.checked(job, 2)
+    assert jobs.drafting.counts == (Drafted(source, 2, 8, 2, (0, 0, 1, 0, 0, 0, 0, 0)),)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +157,36 @@ def test_tokens_up_to_the_first_mismatch_count(
     assert (job.num_drafted, job.num_accepted) == (3, num_accepted)
     assert sequence.cached_len == sequence.device_len == len(sequence.token_ids) - 1
     assert not sequence.draft_ids and job.finish_reason() == ("stop" if 50 in output else "")
+
+
+def test_auto_drafts_nothing_where_the_engine_computes_no_drafts_and_others_are_refused() -> None:
+    engine = FakeEngine(20, PAGE_SIZE)
+    engine.max_drafts = 0
+
+    def drafted(speculation: str) -> Sequence[Drafted]:
+        cache = CacheManager(20, PAGE_SIZE)
+        config = DecodeConfig(speculation=speculation)
+        return DecodeScheduler(engine, cache, ListOutbox(), config, time.monotonic).own_stats().drafted
+
+    assert drafted("auto") == drafted("off") == ()
+    with pytest.raises(ValueError, match=r"^speculation ngram is for attention that computes several rows"):
+        drafted("ngram")
+    engine.max_drafts = 1
+    assert drafted("auto") == drafted("ngram") == (Drafted("ngram", 0, 0, 0),)
+
+
+def test_drafts_are_no_more_than_the_engine_computes(source: str) -> None:
+    engine = FakeEngine(1, PAGE_SIZE)
+    engine.max_drafts, engine.max_drafted_rows = 4, 3 + 6
+    jobs = Jobs(source, engine, 40)
+    for _ in range(3):
+        jobs.add(9)
+    assert jobs.drafting.awaits_tokens(jobs.running)
+    assert [len(drafts) for drafts in jobs.draft()] == [4, 2, 0]
+    # No step waits for tokens if it has no drafts anyway.
+    engine.max_drafted_rows = 3
+    assert not jobs.drafting.awaits_tokens(jobs.running)
+    engine.max_drafts, engine.max_drafted_rows = 0, 9
+    jobs = Jobs(source, engine, 40)
+    jobs.add(9)
+    assert jobs.draft() == [()] and not jobs.drafting.awaits_tokens(jobs.running)

@@ -1,13 +1,14 @@
 """Checks of the configuration."""
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from tandem.config import Role
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.draft_policy import MAX_DRAFTS
 from tandem.deploy.cli.main import main
 from tandem.deploy.config import cluster_config
 from tandem.deploy.config.cluster_config import ClusterConfig
@@ -74,12 +75,25 @@ from tandem.worker.config import WorkerConfig
             "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
         ),
         (
-            lambda: ClusterConfig("m", device="cuda", speculation="ngram"),
-            "^speculation ngram is for device cpu until its GPU kernels are there: leave it out$",
-        ),
-        (
             lambda: ClusterConfig("m", tp=2, speculation="ngram"),
             "^speculation ngram is for workers of one rank: leave it out, or tp$",
+        ),
+        (
+            lambda: ClusterConfig("m", speculation="ngram", speculation_shared=True),
+            "^speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
+            "share_cache_between_keys out$",
+        ),
+        (
+            lambda: ClusterConfig("m", api_keys=("one",), share_cache_between_keys=True, speculation_shared=True),
+            "^speculation_shared drafts from the outputs of one API key only",
+        ),
+        (
+            lambda: ClusterConfig("m", tp=2, speculation="auto"),
+            "^speculation auto is for workers of one rank: leave it out, or tp$",
+        ),
+        (
+            lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
+            "^speculation_shared is for speculation auto and ngram, not off: leave one of them out$",
         ),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, decode_tp=3, num_pages=9),
@@ -148,7 +162,9 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
     config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
     engine = config.worker("w", role, config.engine("m"), 500).worker.engine
     assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
-    assert engine.max_model_len == 500
+    assert engine.max_model_len == 500 and engine.max_drafts == MAX_DRAFTS
+    assert replace(config, speculation="off").engine("m").max_drafts == 0
+    assert replace(config, speculation="auto", device="cuda").engine("m").max_drafts == MAX_DRAFTS
 
 
 @pytest.mark.parametrize(
@@ -284,3 +300,14 @@ def test_roles_have_degrees_of_their_own() -> None:
 def test_ranks_share_gpus(workers_per_gpu: int, num_ranks: int, num_gpus: int, each: float) -> None:
     config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu, tp=num_ranks, num_pages=64)
     assert (config.num_gpus, config.gpus_of("decode")) == (num_gpus, each)
+
+
+def test_speculation_is_automatic_on_cpus_with_one_rank_a_worker() -> None:
+    def of_decode(**options: Any) -> tuple[str, bool]:
+        config = ClusterConfig("m", **options)
+        plan = config.worker("w", "decode", config.engine("m"), 100)
+        return plan.decode.speculation, plan.worker.engine.max_drafts > 0
+
+    assert of_decode() == of_decode(speculation="auto", device="cuda") == ("auto", True)
+    assert of_decode(speculation="ngram") == ("ngram", True)
+    assert of_decode(tp=2) == of_decode(device="cuda") == of_decode(speculation="off") == ("off", False)

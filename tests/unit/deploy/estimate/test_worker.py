@@ -274,3 +274,10 @@ def test_slots_of_adapters_take_room_from_the_pool() -> None:
     fewer = Worker(LLAMA_8B, H200).pool_tokens("decode", 1) - slots.pool_tokens("decode", 1)
     assert fewer * 128 * 1024 == pytest.approx(slots.slot_bytes, rel=0.01)
     assert Worker(LLAMA_8B, H200.joined(2), degree=2, max_loras=64).slot_bytes < 0.7 * slots.slot_bytes
+
+
+def test_drafts_are_rows_that_read_no_more_weights() -> None:
+    plain, drafting = Worker(LLAMA_8B, H200), Worker(LLAMA_8B, H200, num_drafts=3)
+    assert plain.decode_step(4, 2048) < drafting.decode_step(4, 2048) < 1.1 * plain.decode_step(4, 2048)
+    # Attention reads the KV of a sequence once.
+    assert plain.decode_step(64, 2048) < drafting.decode_step(64, 2048) < plain.decode_step(256, 2048)
