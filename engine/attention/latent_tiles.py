@@ -101,6 +101,13 @@ def _wait_for_kernel_before():  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _release_kernel_behind():  # type: ignore[no-untyped-def]
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _attend_tiles(  # type: ignore[no-untyped-def]
     q,
     q_rope,
@@ -150,6 +157,8 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     weighed = gl.allocate_shared_memory(
         DTYPE, [BLOCK, ROWS], gl.NVMMASharedLayout.get_default_for([BLOCK, ROWS], DTYPE)
     )
+    # It may request its weights.
+    _release_kernel_behind()
     base = pool + layer_offset
     num_items = gl.load(items)
     for number in range(gl.program_id(0), num_items, gl.num_programs(0)):
