@@ -28,7 +28,6 @@
 //   NORM         1: RMS-normalize x first
 //   GATED        1: W is [gate; up], y = silu(x gate^T) * (x up^T); a tile is 8 rows of each
 //   ADD          1: y += x W^T
-//   PAIR         1: two matrices multiply the same tokens, without GATED, ADD, FP8, HELD and biases
 //   FP8          0: W is bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
 
 #include "bfloat16.cuh"
@@ -118,22 +117,11 @@ extern "C" __global__ void BOUNDS few_rows(
     const unsigned short* __restrict__ norm_weight,  // (num_in,) if NORM
     const unsigned short* __restrict__ bias,         // (num_out [* 2 if GATED],) or null
     unsigned short* y,                               // (num_tokens, num_out)
-    const Weight* __restrict__ second_weight,        // (second_out, num_in) if PAIR
-    unsigned short* second_y,                        // (num_tokens, second_out) if PAIR
-    int num_tokens, int num_out, int num_in, int second_out, float eps) {
+    int num_tokens, int num_out, int num_in, float eps) {
     asm volatile("griddepcontrol.launch_dependents;");
     constexpr int TOKENS = TOKEN_TILES * 8;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     int first_tile = blockIdx.x * ROW_TILES;
-#if PAIR
-    const int first_blocks = (num_out + 16 * ROW_TILES - 1) / (16 * ROW_TILES);
-    if (blockIdx.x >= first_blocks) {
-        weight = second_weight;
-        y = second_y;
-        num_out = second_out;
-        first_tile -= first_blocks * ROW_TILES;
-    }
-#endif
 
     // This thread reads rows `group` and `group + 8` of each tile.
     const Weight* rows[ROW_TILES][2];

@@ -1,4 +1,4 @@
-"""Matrix products of few tokens, fused with their neighbors (few_rows.cu). Needs CUDA."""
+"""Matrix products of few tokens, fused with their neighbors (few_rows.cu, few_rows_ring.cu). Needs CUDA."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
+from tandem.engine.layers.few_rows_ring import FewRowsRing
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
@@ -34,15 +35,13 @@ class Tuning(NamedTuple):
     held: int = 0
 
 
-UNHELD = Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)
-
-
 class FewRows:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._has_kernel = has_dependent_launch(device)
-        self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int, bool], CudaKernel] = {}
+        self._ring = FewRowsRing(device, self._num_sms)
+        self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:
         num_out, num_in = linear.weight.shape
@@ -56,15 +55,19 @@ class FewRows:
 
     def fits_pair(self, x: torch.Tensor, linears: Sequence[LinearBase]) -> bool:
         """Returns whether one kernel multiplies both matrices."""
-        return len(linears) == 2 and all(
-            self.fits(x, linear) and not isinstance(linear, Fp8Linear) and linear.bias is None for linear in linears
+        return (
+            len(linears) == 2
+            and all(self.fits(x, linear) for linear in linears)
+            and not any(isinstance(linear, Fp8Linear) or linear.bias is not None for linear in linears)
+            and self._ring.plan(len(x), linears) is not None
         )
 
     def norm_pair(self, x: torch.Tensor, norm: Norm, linears: Sequence[LinearBase]) -> list[torch.Tensor]:
         """Returns the projections of rms_norm(x) by two matrices that fit."""
-        first, second = linears
         outs = [x.new_empty(len(x), len(linear.weight)) for linear in linears]
-        self._launch(x, first, outs[0], norm=norm, second=(second, outs[1]))
+        ring = self._ring.plan(len(x), linears)
+        assert ring is not None and x.is_contiguous()
+        self._ring.launch(ring, x, linears, outs, norm, add=False)
         return outs
 
     def norm_linear(self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None) -> torch.Tensor:
@@ -96,35 +99,29 @@ class FewRows:
         norm: Norm | None = None,
         gated: bool = False,
         add: bool = False,
-        second: tuple[LinearBase, torch.Tensor] | None = None,
     ) -> None:
-        """Args: second: another matrix and its output, multiplied by the same kernel."""
         assert x.is_contiguous() and out.is_contiguous() and linear.weight.is_contiguous()
+        ring = None if gated else self._ring.plan(len(x), [linear])
+        if ring is not None:
+            self._ring.launch(ring, x, [linear], [out], norm, add)
+            return
         num_tokens, num_in = x.shape
         num_out = out.shape[1]
         num_tiles = -(-num_out // (8 if gated else 16))
-        second_linear, second_out = (None, None) if second is None else second
-        num_second = 0 if second_out is None else second_out.shape[1]
-        num_tiles += -(-num_second // 16)
         if isinstance(linear, Fp8Linear):
             scale, fp8 = linear.scale, 2 if linear.is_block else 1
             tuning = self.fp8_tuning(num_tiles, num_in, num_tokens, is_block=linear.is_block)
         else:
             scale, fp8 = None, 0
             tuning = self.tuning(num_tiles, num_in, num_tokens)
-        if second is not None and tuning.held:
-            tuning = UNHELD
-        key = tuning, -(-num_tokens // 8), norm is not None, gated, add, fp8, second is not None
+        key = tuning, -(-num_tokens // 8), norm is not None, gated, add, fp8
         kernel = self._kernels.get(key)
         if kernel is None:
-            names = "TOKEN_TILES", "NORM", "GATED", "ADD", "FP8", "PAIR"
+            names = "TOKEN_TILES", "NORM", "GATED", "ADD", "FP8"
             macros = {name.upper(): value for name, value in tuning._asdict().items()}
             macros.update(zip(names, map(int, key[1:]), strict=True))
             kernel = self._kernels[key] = CudaKernel(__package__, "few_rows", macros, self._device)
         num_blocks = -(-num_tiles // tuning.row_tiles)
-        if second is not None:
-            # A block has one matrix.
-            num_blocks = sum(-(-size // (16 * tuning.row_tiles)) for size in (num_out, num_second))
         if tuning.held:
             num_blocks = -(-num_blocks // -(-num_blocks // self._num_sms))
         kernel.launch(
@@ -136,12 +133,9 @@ class FewRows:
             norm.weight if norm else None,
             linear.bias,
             out,
-            None if second_linear is None else second_linear.weight,
-            second_out,
             num_tokens,
             num_out,
             num_in,
-            num_second,
             norm.eps if norm else 0.0,
         )
 
@@ -158,7 +152,7 @@ class FewRows:
             return Tuning(row_tiles=2, warps=8, depth=2, prefetch=0)
         if num_in == 8 * 16 * STEP:
             return Tuning(row_tiles=1, warps=16, depth=4, prefetch=0, held=8)
-        return UNHELD
+        return Tuning(row_tiles=2, warps=16, depth=1, prefetch=0)
 
     def fp8_tuning(self, num_tiles: int, num_in: int, num_tokens: int, *, is_block: bool) -> Tuning:
         """Measured on an H200 with the matrices of an 8B model, and of Qwen3-30B-A3B.

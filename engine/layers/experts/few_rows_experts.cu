@@ -39,6 +39,7 @@
 //   SHARED    parts of the shared expert; 0: none
 
 #include "bfloat16.cuh"
+#include "copies.cuh"
 
 #if FP8
 typedef unsigned char Weight;
@@ -64,42 +65,6 @@ constexpr int STAGE_BYTES = (MATRIX_BYTES + (DOWN ? ROWS * INPUT_ROW_BYTES : 0) 
 constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128 + SHARED, MAX_EXPERTS = 512;
 constexpr int OUTPUTS = DOWN ? 16 : 8;
 constexpr int THREADS = WARPS * 32;
-
-__device__ __forceinline__ unsigned int shared_address(const void* p) {
-    return (unsigned int)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void init(unsigned long long* barrier, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
-}
-
-__device__ __forceinline__ void expect(unsigned long long* barrier, int num_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void arrive(unsigned long long* barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void wait(unsigned long long* barrier, int phase) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(phase)
-        : "memory");
-}
-
-__device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
 
 #if FP8 && !DOWN
 #define HALF 1

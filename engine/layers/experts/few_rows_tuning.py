@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 # Matrix rows of a unit.
 UNIT_ROWS = 16
-# Bytes of a matrix row per stage.
+# Bytes of a matrix row per stage. Rows in one stage are copied together.
 MAX_CHUNK = 2048
 PADDING = 128
 MIN_STAGES, MAX_STAGES = 2, 16
@@ -16,12 +16,18 @@ FIXED_SHARED, SHARED_OF_WARP = 6 * 1024, 1024
 
 
 class Tuning(NamedTuple):
-    """Macros of few_rows_experts.cu. `shared_bytes`: shared memory of a block, which sets the number of stages."""
+    """Macros of few_rows_experts.cu.
+
+    Attributes:
+        shared_bytes: shared memory of a block, which sets the number of stages.
+        max_chunk: bytes of a matrix row per stage.
+    """
 
     shared_bytes: int
     warps: int
     prefetch: int = 0
     release: int = 0
+    max_chunk: int = MAX_CHUNK
 
 
 def tuning_of(is_down: bool, is_fp8: bool, num_rows: int, row_bytes: int) -> Tuning:
@@ -64,7 +70,7 @@ class Stages(NamedTuple):
         """
         number_bytes = 1 if is_fp8 else 2
         row_bytes = in_size * number_bytes
-        num_chunks = -(-row_bytes // MAX_CHUNK)
+        num_chunks = -(-row_bytes // tuning.max_chunk)
         # Stages of a row are as equal as possible.
         chunk_bytes = _padded(-(-row_bytes // num_chunks))
         chunk = chunk_bytes // number_bytes
