@@ -13,9 +13,11 @@ SPLITS = (1, 2, 4)
 MIN_STAGES = 2
 # few_rows.cu multiplies larger matrices as fast, except a vocabulary.
 MAX_BYTES, MIN_VOCABULARY = 24 * 2**20, 65536
-# Of one or two tokens, fits beside the blocks of the experts before it.
-SHARED_BYTES_OF_FEW, FEW_TOKENS = 137 * 1024, 2
-SHARED_BYTES = 200 * 1024
+# Of a block. With one or two tokens it fits beside a block of the experts before it.
+SHARED_BYTES_OF_FEW, FEW_TOKENS = 140 * 1024, 2
+SHARED_BYTES = 224 * 1024
+# Barriers and sums of squares.
+FIXED_BYTES = 1024
 SCALE_BYTES = 128
 NUM_WARPS = 8
 
@@ -54,7 +56,8 @@ def ring_of(
         return None
     room = 1 << (num_tokens - 1).bit_length()
     tokens = room * (2 * in_size + (64 if number_bytes == 2 else 16))
-    available = (SHARED_BYTES_OF_FEW if num_tokens <= FEW_TOKENS else SHARED_BYTES) - tokens
+    sums = 2 * NUM_WARPS * num_units * room * UNIT_ROWS * 4
+    available = (SHARED_BYTES_OF_FEW if num_tokens <= FEW_TOKENS else SHARED_BYTES) - FIXED_BYTES - tokens - sums
     for split in SPLITS:
         stage = UNIT_ROWS * stretches // split * STRETCH_BYTES
         if stretches % split or stage > MAX_STAGE_BYTES:
