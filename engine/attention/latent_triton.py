@@ -306,9 +306,7 @@ class _Absorbed(PlannedLatents):
         layer: int,
         out: torch.Tensor,
     ) -> None:
-        self._kernels.absorbed(
-            self._tables, self._parts, self._num_programs, q, kv, norm, rotation, heads, layer, out
-        )
+        self._kernels.absorbed(self._tables, self._parts, self._num_programs, q, kv, norm, rotation, heads, layer, out)
 
 
 class _Expanded(PlannedLatents):

@@ -38,9 +38,7 @@ class Ring(NamedTuple):
     shared_bytes: int
 
 
-def ring_of(
-    out_sizes: Sequence[int], in_size: int, number_bytes: int, num_tokens: int, num_sms: int
-) -> Ring | None:
+def ring_of(out_sizes: Sequence[int], in_size: int, number_bytes: int, num_tokens: int, num_sms: int) -> Ring | None:
     """Returns None if the kernel does not multiply such matrices, or not faster.
 
     Args:

@@ -147,7 +147,9 @@ class RouterKernel:
         experts = x.new_empty(num_rows, routing.num_chosen, dtype=torch.int32)
         logits, normed, fp8 = None, None, None
         rows = rows_of_cluster(num_rows, hidden_size, num_experts) if self._has_fused else 0
-        variant = Variant(rows, 0 < num_rows <= FEW_ROWS <= rows, inputs if rows and hidden_size <= MAX_QUANTIZED else None)
+        variant = Variant(
+            rows, 0 < num_rows <= FEW_ROWS <= rows, inputs if rows and hidden_size <= MAX_QUANTIZED else None
+        )
         if rows:
             grid = cluster_size(num_experts), -(-num_rows // rows)
             if variant.inputs is None:

@@ -170,9 +170,7 @@ def test_shared_expert(name: str, num_parts: int, kind: str) -> None:
         correct = expected(layer, x, weights, experts, residual) + (F.silu(gate) * up) @ down_values.t()
         actual = kernel.forward(x, weights, experts, *layer.given(), residual.clone(), shared=shared)
         assert is_close(actual, correct)
-        assert torch.equal(
-            kernel.forward(x, weights, experts, *layer.given(), residual.clone(), shared=shared), actual
-        )
+        assert torch.equal(kernel.forward(x, weights, experts, *layer.given(), residual.clone(), shared=shared), actual)
 
 
 @pytest.mark.parametrize("kind", KINDS)
