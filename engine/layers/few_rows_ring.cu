@@ -39,7 +39,8 @@ constexpr int PAIRS = NUM_OF_THREAD / 2;
 constexpr int STRETCH = 8 * NUM_OF_THREAD, STRETCHES = IN_SIZE / STRETCH / SPLIT;
 constexpr int OF_WARP = (STRETCHES + WARPS - 1) / WARPS;
 constexpr int ROWS = 8, ROW_BYTES = STRETCHES * 128;
-constexpr int SCALE_BYTES = FP8 ? 128 : 0;
+constexpr int SCALE_BYTES = FP8 ? 256 : 0;
+static_assert(STRETCHES * 4 <= 256, "a stage has room for the scales of 64 blocks");
 constexpr int STAGE_BYTES = ROWS * ROW_BYTES + SCALE_BYTES;
 constexpr int THREADS = WARPS * 32;
 // Chunks of a token per thread. Tokens are padded so that eight threads read different banks.
@@ -131,13 +132,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
             if (lane < ROWS && lane % TOGETHER == 0)
                 copy(to + lane * ROW_BYTES, weights_at(step), TOGETHER * ROW_BYTES, full + stage);
 #if FP8 == 2
-            if (lane < STRETCHES) {
-                const int row = unit_at(step / SPLIT) * ROWS, column = step % SPLIT * STRETCHES + lane;
+            const float* scales =
+                weight_scale + unit_at(step / SPLIT) * ROWS / 128 * (IN_SIZE / 128) + step % SPLIT * STRETCHES;
+            for (int column = lane; column < STRETCHES; column += 32)
                 asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                                 shared_address(to + ROWS * ROW_BYTES + lane * 4)),
-                             "l"(weight_scale + row / 128 * (IN_SIZE / 128) + column)
+                                 shared_address(to + ROWS * ROW_BYTES + column * 4)),
+                             "l"(scales + column)
                              : "memory");
-            }
             asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full + stage))
                          : "memory");
 #endif
