@@ -8,8 +8,8 @@ from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.rotary import Rotation
 
-# Libraries' products are as fast for more tokens.
-MAX_TOKENS = 8
+# More tokens are left to libraries.
+MAX_TOKENS = 4
 NUM_THREADS = 256
 # Numbers of a latent per block of queries, and blocks that share a head's outputs.
 COLUMNS, CLUSTER = 64, 8
@@ -55,7 +55,7 @@ class LatentFewRows:
         absorbed = q.new_empty(num_heads, num_tokens, kv_rank)
         num_chunks = kv_rank // COLUMNS
         macros = {
-            "TOKENS": _room_for(num_tokens),
+            "TOKENS": MAX_TOKENS,
             "NUM_HEADS": num_heads,
             "NOPE": nope_dim,
             "ROPE": q_dim - nope_dim,
@@ -104,7 +104,7 @@ class LatentFewRows:
         value_dim = values.shape[1]
         assert values.stride()[1:] == (kv_rank, 1) and out.is_contiguous() and whole.is_contiguous()
         macros = {
-            "TOKENS": _room_for(num_tokens),
+            "TOKENS": MAX_TOKENS,
             "NUM_HEADS": num_heads,
             "RANK": kv_rank,
             "VALUE": value_dim,
@@ -131,7 +131,3 @@ class LatentFewRows:
         if kernel is None:
             kernel = self._kernels[key] = CudaKernel(__package__, name, macros, self._device)
         return kernel
-
-
-def _room_for(num_tokens: int) -> int:
-    return 1 << (num_tokens - 1).bit_length()

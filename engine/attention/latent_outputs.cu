@@ -49,7 +49,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
     __shared__ float shares[TOKENS][MAX_PARTS];
     __shared__ int first_places[TOKENS], nums_parts[TOKENS];
-    __shared__ float sums[TOKENS][WARPS][COLUMNS];
+    __shared__ __align__(16) float sums[TOKENS][WARPS][COLUMNS];
     __shared__ __align__(16) unsigned short latents[TOKENS][RANK];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
 

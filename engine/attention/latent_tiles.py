@@ -113,8 +113,8 @@ def _prefetch(  # type: ignore[no-untyped-def]
     token = first + gl.arange(0, BLOCK, layout=gl.SliceLayout(1, LAYOUT))
     offset = page.to(gl.int64) * page_stride + token % PAGE_SIZE * TOKEN_DIM
     # The last line again, if lines are no power of two.
-    line = gl.minimum(gl.arange(0, MAX_LINES, layout=gl.SliceLayout(0, LAYOUT)) * LINE, TOKEN_DIM - 1)
-    address = (base + offset[:, None] + line[None, :]).to(gl.int64)
+    line = gl.minimum(gl.arange(0, MAX_LINES, layout=gl.SliceLayout(0, LAYOUT)), (TOKEN_DIM - 1) // LINE)
+    address = (base + offset[:, None] + (line * LINE)[None, :]).to(gl.int64)
     gl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; // $0", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -200,8 +200,9 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         part = gl.load(item + 6)
         page = _pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, COPIED)
         next_page = _pages_of(item_pages, start + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
-        fetched_page = _pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, FETCHED)
-        _prefetch(base, fetched_page, start, page_stride, PAGE_SIZE, KV_RANK + ROPE_DIM, BLOCK, FETCH)
+        if number == gl.program_id(0):
+            fetched_page = _pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, FETCHED)
+            _prefetch(base, fetched_page, start, page_stride, PAGE_SIZE, KV_RANK + ROPE_DIM, BLOCK, FETCH)
         # Plans are older than it, queries are its.
         _wait_for_kernel_before()
         _copy(latents.index(0), keys.index(0), base, page, start, end, page_stride, PAGE_SIZE, COPY)

@@ -2,49 +2,34 @@
 //
 // A unit of work is 8 rows of W, for all tokens. A block takes every gridDim.x-th unit. One warp copies weights to a ring
 // of stages in shared memory. Weights do not depend on earlier kernels, so it begins before they end (programmatic
-// dependent launch). Few registers and bounded shared memory let blocks run beside those of earlier kernels. The other
-// warps share each stage's inputs: a product is one mma.m16n8k16 of 8 tokens by 8 rows of W. Sums of the warps are added
-// up behind every UNITS units. Inputs may map to mma indices in any order as long as both operands agree, so a thread reads
-// 16 contiguous bytes of a row of W for two mma, or for four with FP8.
-//
-// FP8 weights (float8_e4m3fn) become bfloat16 in registers, as few_rows.cu says.
+// dependent launch). Few registers let blocks run beside those of earlier kernels. The other warps share each stage's
+// inputs: a product is one mma.m16n8k16 of 8 tokens by 8 rows of W. Sums of the warps are added up behind every UNITS
+// units. Inputs may map to mma indices in any order as long as both operands agree, so a thread reads 16 contiguous bytes
+// of a row of W for two mma.
 //
 // Buffers of earlier kernels are not __restrict__: the compiler could read them too early.
 //
 // Macros for NVRTC:
 //   TOKENS   at least the tokens: 1, 2, 4 or 8
-//   IN_SIZE  inputs, a multiple of 64, or of 128 with FP8
+//   IN_SIZE  inputs, a multiple of 64
 //   SPLIT    stages of a unit, each of IN_SIZE / SPLIT inputs
 //   STAGES   stages of the ring
 //   UNITS    units whose sums are added up together
 //   WARPS    warps that multiply
 //   NORM     1: RMS-normalize x first
 //   ADD      1: y += x W^T
-//   PAIR     1: two matrices multiply the same tokens, without ADD, FP8 and biases
-//   FP8      0: W is bfloat16; 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
+//   PAIR     1: two matrices multiply the same tokens, without ADD and biases
 
 #include "bfloat16.cuh"
 #include "copies.cuh"
 
-#if FP8
-typedef unsigned char Weight;
-#else
-typedef unsigned short Weight;
-#endif
-constexpr int NUM_OF_THREAD = 16 / sizeof(Weight);
-constexpr int INPUT_CHUNKS = NUM_OF_THREAD / 8;
-// Pairs of inputs in 16 bytes of W.
-constexpr int PAIRS = NUM_OF_THREAD / 2;
 // A stretch is 128 bytes of a row: two chunks of a thread.
-constexpr int STRETCH = 8 * NUM_OF_THREAD, STRETCHES = IN_SIZE / STRETCH / SPLIT;
+constexpr int STRETCH = 64, STRETCHES = IN_SIZE / STRETCH / SPLIT;
 constexpr int OF_WARP = (STRETCHES + WARPS - 1) / WARPS;
-constexpr int ROWS = 8, ROW_BYTES = STRETCHES * 128;
-constexpr int SCALE_BYTES = FP8 ? 256 : 0;
-static_assert(STRETCHES * 4 <= 256, "a stage has room for the scales of 64 blocks");
-constexpr int STAGE_BYTES = ROWS * ROW_BYTES + SCALE_BYTES;
+constexpr int ROWS = 8, ROW_BYTES = STRETCHES * 128, STAGE_BYTES = ROWS * ROW_BYTES;
 constexpr int THREADS = WARPS * 32;
 // Chunks of a token per thread. Tokens are padded so that eight threads read different banks.
-constexpr int OWN = (IN_SIZE / 8 + THREADS - 1) / THREADS, TOKEN_BYTES = IN_SIZE * 2 + (FP8 ? 16 : 64);
+constexpr int OWN = (IN_SIZE / 8 + THREADS - 1) / THREADS, TOKEN_BYTES = IN_SIZE * 2 + 64;
 constexpr int OUTPUTS = UNITS * ROWS * TOKENS, OF_THREAD = (OUTPUTS + THREADS - 1) / THREADS;
 
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
@@ -59,46 +44,21 @@ __device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned i
                  : "r"(a0), "r"(0u), "r"(a2), "r"(0u), "r"(b0), "r"(b1));
 }
 
-// Not moved behind the wait.
-__device__ __forceinline__ float load_number(const float* p) {
-    float x;
-    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(p));
-    return x;
-}
-
-constexpr float DOWN = 1152921504606846976.0f;  // 2^(120 - 60)
-#if FP8
-constexpr float UP = DOWN;  // 2^60
-
-// Unpacks four FP8 numbers as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
-__device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {
-    even = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
-    odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
-}
-
-__device__ __forceinline__ unsigned int up(unsigned int pair) {
-    unsigned int larger;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
-    return larger;
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
-    const Weight* __restrict__ weight,               // (num_out, IN_SIZE), num_out a multiple of 8
-    const float* __restrict__ weight_scale,          // null, (num_out,), or (num_out / 128, IN_SIZE / 128)
-    const unsigned short* x,                         // (num_tokens, IN_SIZE)
-    const unsigned short* __restrict__ norm_weight,  // (IN_SIZE,) if NORM
-    const unsigned short* __restrict__ bias,         // (num_out,) or null
-    unsigned short* y,                               // (num_tokens, num_out)
-    const Weight* __restrict__ second_weight,        // (second_out, IN_SIZE) if PAIR
-    unsigned short* second_y,                        // (num_tokens, second_out) if PAIR
+    const unsigned short* __restrict__ weight,         // (num_out, IN_SIZE), num_out a multiple of 8
+    const unsigned short* x,                           // (num_tokens, IN_SIZE)
+    const unsigned short* __restrict__ norm_weight,    // (IN_SIZE,) if NORM
+    const unsigned short* __restrict__ bias,           // (num_out,) or null
+    unsigned short* y,                                 // (num_tokens, num_out)
+    const unsigned short* __restrict__ second_weight,  // (second_out, IN_SIZE) if PAIR
+    unsigned short* second_y,                          // (num_tokens, second_out) if PAIR
     int num_tokens, int num_out, int second_out, float eps) {
     asm volatile("griddepcontrol.launch_dependents;");
     // The stages, then the tokens as operands.
     extern __shared__ __align__(128) unsigned char ring[];
     __shared__ unsigned long long full[STAGES], empty[STAGES];
     // Two buffers: one is added up while the other is filled.
-    __shared__ float parts[2][WARPS][UNITS][TOKENS][ROWS];
+    __shared__ __align__(16) float parts[2][WARPS][UNITS][TOKENS][ROWS];
     __shared__ float part_squares[WARPS][TOKENS];
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
@@ -106,8 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
     const int num_units = (all_units - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
     auto unit_at = [&](int i) { return (int)blockIdx.x + i * (int)gridDim.x; };
     if (threadIdx.x < STAGES) {
-        // With block scales each lane of the copying warp arrives after its scales.
-        init(full + threadIdx.x, FP8 == 2 ? 33 : 1);
+        init(full + threadIdx.x, 1);
         init(empty + threadIdx.x, WARPS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -119,10 +78,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
         constexpr int TOGETHER = SPLIT == 1 ? ROWS : 1;
         auto weights_at = [&](int step) {
             const int unit = unit_at(step / SPLIT);
-            const Weight* rows = PAIR && unit >= first_units
-                                     ? second_weight + (long long)(unit - first_units) * ROWS * IN_SIZE
-                                     : weight + (long long)unit * ROWS * IN_SIZE;
-            return rows + (long long)(lane * IN_SIZE) + step % SPLIT * (IN_SIZE / SPLIT);
+            const bool is_second = PAIR && unit >= first_units;
+            const long long row = (long long)(is_second ? unit - first_units : unit) * ROWS + lane;
+            return (is_second ? second_weight : weight) + row * IN_SIZE + step % SPLIT * (IN_SIZE / SPLIT);
         };
         auto ask = [&](int step) {
             const int stage = step % STAGES;
@@ -131,17 +89,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
             __syncwarp();
             if (lane < ROWS && lane % TOGETHER == 0)
                 copy(to + lane * ROW_BYTES, weights_at(step), TOGETHER * ROW_BYTES, full + stage);
-#if FP8 == 2
-            const float* scales =
-                weight_scale + unit_at(step / SPLIT) * ROWS / 128 * (IN_SIZE / 128) + step % SPLIT * STRETCHES;
-            for (int column = lane; column < STRETCHES; column += 32)
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                                 shared_address(to + ROWS * ROW_BYTES + column * 4)),
-                             "l"(scales + column)
-                             : "memory");
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full + stage))
-                         : "memory");
-#endif
         };
         const int num_first = min(STAGES, num_steps);
         for (int step = 0; step < num_first; step++) ask(step);
@@ -173,20 +120,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
         out = (is_second ? unit - first_units : unit) * ROWS + row;
         return is_second ? second_y + (long long)token * second_out + out : y + (long long)token * num_out + out;
     };
-    // Scales and biases of the outputs that this thread adds up.
-    float row_scales[OF_THREAD], row_biases[OF_THREAD];
-    auto ask_rows = [&](int first) {
-#pragma unroll
-        for (int n = 0; n < OF_THREAD; n++) {
-            int out;
-            bool exists;
-            target_of(first, threadIdx.x + n * THREADS, out, exists);
-            row_scales[n] = FP8 ? DOWN : 1.0f;
-            if (FP8 == 1 && exists) row_scales[n] *= load_number(weight_scale + out);
-            row_biases[n] = bias && exists ? number(bias[out]) : 0.0f;
-        }
-    };
-    ask_rows(0);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     Chunk own[TOKENS][OWN];
 #pragma unroll
@@ -200,34 +133,21 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
         }
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
+#if NORM
         float square = 0;
+#endif
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const int chunk = threadIdx.x + i * THREADS;
-            Chunk operand;
-#pragma unroll
-            for (int v = 0; v < 4; v += 2) {
-                const unsigned int first = own[t][i].v[v], second = own[t][i].v[v + 1];
 #if NORM
-                const unsigned int scale0 = scales[i].v[v], scale1 = scales[i].v[v + 1];
-                const float a0 = low(first), a1 = high(first), a2 = low(second), a3 = high(second);
-                square += a0 * a0 + a1 * a1 + a2 * a2 + a3 * a3;
-#if FP8
-                operand.v[v] = pack(a0 * low(scale0) * UP, a2 * low(scale1) * UP);
-                operand.v[v + 1] = pack(a1 * high(scale0) * UP, a3 * high(scale1) * UP);
-#else
-                operand.v[v] = pack(a0 * low(scale0), a1 * high(scale0));
-                operand.v[v + 1] = pack(a2 * low(scale1), a3 * high(scale1));
-#endif
-#elif FP8
-                operand.v[v] = up(__byte_perm(first, second, 0x5410));
-                operand.v[v + 1] = up(__byte_perm(first, second, 0x7632));
-#else
-                operand.v[v] = first;
-                operand.v[v + 1] = second;
-#endif
+#pragma unroll
+            for (int v = 0; v < 4; v++) {
+                const float a = low(own[t][i].v[v]), b = high(own[t][i].v[v]);
+                square += a * a + b * b;
+                own[t][i].v[v] = pack(a * low(scales[i].v[v]), b * high(scales[i].v[v]));
             }
-            if (chunk < IN_SIZE / 8) *reinterpret_cast<Chunk*>(tokens + t * TOKEN_BYTES + chunk * 16) = operand;
+#endif
+            if (chunk < IN_SIZE / 8) *reinterpret_cast<Chunk*>(tokens + t * TOKEN_BYTES + chunk * 16) = own[t][i];
         }
 #if NORM
 #pragma unroll
@@ -266,44 +186,22 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
                     const unsigned char* row = from + group * ROW_BYTES + stretch * 128 + part * 16;
                     const Chunk one = *reinterpret_cast<const Chunk*>(row + group % 2 * 64);
                     const Chunk other = *reinterpret_cast<const Chunk*>(row + (1 - group % 2) * 64);
-                    Chunk inputs[2][INPUT_CHUNKS];
+                    Chunk inputs[2];
 #pragma unroll
-                    for (int half = 0; half < 2; half++)
+                    for (int half = 0; half < 2; half++) {
+                        const int place = (s * STRETCHES + stretch) * 128 + half * 64 + part * 16;
+                        inputs[half] = Chunk{};
+                        if (group < num_tokens)
+                            inputs[half] = *reinterpret_cast<const Chunk*>(tokens + group * TOKEN_BYTES + place);
+                    }
 #pragma unroll
-                        for (int c = 0; c < INPUT_CHUNKS; c++) {
-                            const int place = (s * STRETCHES + stretch) * STRETCH + half * (STRETCH / 2) + part * NUM_OF_THREAD;
-                            inputs[half][c] = Chunk{};
-                            if (group < num_tokens)
-                                inputs[half][c] =
-                                    *reinterpret_cast<const Chunk*>(tokens + group * TOKEN_BYTES + (place + c * 8) * 2);
-                        }
-#if FP8 == 2
-                    const float scale = reinterpret_cast<const float*>(from + ROWS * ROW_BYTES)[stretch];
-                    float products[2][2] = {};
-#else
-                    float(&products)[2][2] = sums;
-#endif
-#pragma unroll
-                    for (int p = 0; p < PAIRS / 2; p++)
+                    for (int v = 0; v < 4; v += 2)
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
-                            unsigned int b0, b1;
-                            const unsigned int a0 = inputs[half][p / 2].v[p % 2 * 2], a2 = inputs[half][p / 2].v[p % 2 * 2 + 1];
                             const bool is_one = half == group % 2;
-#if FP8
-                            unpack(is_one ? one.v[p] : other.v[p], b0, b1);
-#else
-                            b0 = is_one ? one.v[2 * p] : other.v[2 * p];
-                            b1 = is_one ? one.v[2 * p + 1] : other.v[2 * p + 1];
-#endif
-                            multiply(products[half], a0, a2, b0, b1);
+                            multiply(sums[half], inputs[half].v[v], inputs[half].v[v + 1], is_one ? one.v[v] : other.v[v],
+                                     is_one ? one.v[v + 1] : other.v[v + 1]);
                         }
-#if FP8 == 2
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-#pragma unroll
-                        for (int k = 0; k < 2; k++) sums[half][k] += products[half][k] * scale;
-#endif
                 }
                 __syncwarp();
                 if (lane == 0) arrive(empty + stage);
@@ -331,12 +229,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
             for (int w = 0; w < WARPS; w++) all_squares += part_squares[w][token];
             sum *= rsqrtf(all_squares / IN_SIZE + eps);
 #endif
-            sum = sum * row_scales[n] + row_biases[n];
+            if (bias) sum += number(bias[out]);
 #if ADD
             sum += number(residual[n]);
 #endif
             *target = pack(sum, 0.0f) & 0xffffu;
         }
-        ask_rows(first + UNITS);
     }
 }

@@ -19,14 +19,10 @@ class FewRowsRing:
 
     def plan(self, num_tokens: int, linears: Sequence[LinearBase]) -> Ring | None:
         """Returns None if the kernel does not multiply these matrices, or not faster. Args: linears: one or two, of
-        equal inputs; two are plain."""
-        return ring_of(
-            [len(linear.weight) for linear in linears],
-            linears[0].in_size,
-            linears[0].weight.itemsize,
-            num_tokens,
-            self._num_sms,
-        )
+        equal inputs; two have no biases."""
+        if any(isinstance(linear, Fp8Linear) for linear in linears):
+            return None
+        return ring_of([len(linear.weight) for linear in linears], linears[0].in_size, num_tokens, self._num_sms)
 
     def launch(
         self,
@@ -39,10 +35,6 @@ class FewRowsRing:
     ) -> None:
         """Writes the projections of x, or of rms_norm(x). Args: ring: of `plan`; add: adds them to the one output."""
         first, second = linears[0], linears[1] if len(linears) > 1 else None
-        second_out = outs[1] if len(outs) > 1 else None
-        fp8 = 0
-        if isinstance(first, Fp8Linear):
-            fp8 = 2 if first.is_block else 1
         macros = {
             "TOKENS": 1 << (len(x) - 1).bit_length(),
             "IN_SIZE": first.in_size,
@@ -53,7 +45,6 @@ class FewRowsRing:
             "NORM": int(norm is not None),
             "ADD": int(add),
             "PAIR": int(second is not None),
-            "FP8": fp8,
         }
         key = tuple(macros.values())
         kernel = self._kernels.get(key)
@@ -65,13 +56,12 @@ class FewRowsRing:
             (ring.num_blocks, 1),
             (ring.num_warps + 1) * 32,
             first.weight,
-            first.scale if isinstance(first, Fp8Linear) else None,
             x,
             norm.weight if norm else None,
             first.bias,
             outs[0],
             None if second is None else second.weight,
-            second_out,
+            None if second is None else outs[1],
             len(x),
             len(first.weight),
             0 if second is None else len(second.weight),

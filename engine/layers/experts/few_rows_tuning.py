@@ -6,6 +6,8 @@ from typing import NamedTuple
 UNIT_ROWS = 16
 # Bytes of a matrix row per stage. Rows in one stage are copied together.
 MAX_CHUNK = 2048
+# With more rows, copies of whole rows of this size are faster, if more warps share them.
+WHOLE_ROW = 4096
 PADDING = 128
 MIN_STAGES, MAX_STAGES = 2, 16
 # Of a stage with FP8.
@@ -31,7 +33,7 @@ class Tuning(NamedTuple):
 
 
 def tuning_of(is_down: bool, is_fp8: bool, num_rows: int, row_bytes: int) -> Tuning:
-    """Measured with the matrices of Qwen3-30B-A3B, in bfloat16 on an H100, and in FP8 with channel scales on an H200.
+    """Measured with the matrices of Qwen3-30B-A3B on an H200, in bfloat16 and in FP8 with channel scales.
 
     Args:
         row_bytes: bytes of a matrix row.
@@ -43,9 +45,11 @@ def tuning_of(is_down: bool, is_fp8: bool, num_rows: int, row_bytes: int) -> Tun
         return Tuning(70 * 1024, warps, prefetch=3)
     if is_fp8 and not is_down:
         return Tuning(155 * 1024, warps, release=2)
-    if not is_down:
-        return Tuning(MAX_SHARED, warps, release=4)
-    return Tuning(108 * 1024, warps, prefetch=2) if num_rows == 1 else Tuning(MAX_SHARED, warps)
+    if is_down:
+        return Tuning(140 * 1024 if num_rows == 1 else MAX_SHARED, warps)
+    if num_rows > 4 and row_bytes == WHOLE_ROW:
+        return Tuning(MAX_SHARED, 16, release=4, max_chunk=WHOLE_ROW)
+    return Tuning(MAX_SHARED, warps, release=4)
 
 
 class Stages(NamedTuple):

@@ -24,7 +24,6 @@
 //   GROUPS_USED  groups that a row chooses from: those whose two best scores have the greatest sums
 //   WARPS        warps per block
 //   CLUSTER      blocks of a cluster if FUSED: a power of two, at most 8
-//   REGISTERS    bound of a thread's registers; 0: as many as fit a block
 
 #include "bfloat16.cuh"
 
@@ -184,13 +183,7 @@ __device__ __forceinline__ unsigned int pack_fp8(float first, float second) {
     return pair;
 }
 
-#if REGISTERS
-#define BOUNDS __maxnreg__(REGISTERS)
-#else
-#define BOUNDS __launch_bounds__(WARPS * 32)
-#endif
-
-extern "C" __global__ void CLUSTER_DIMS BOUNDS router(
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     const unsigned short* x,                         // (num_rows, IN_SIZE) if FUSED
     const unsigned short* __restrict__ norm_weight,  // (IN_SIZE,) if FUSED
     const unsigned short* __restrict__ weight,       // (NUM_EXPERTS, IN_SIZE) if FUSED

@@ -27,8 +27,6 @@ MAX_QUANTIZED = 8192
 EXPERTS_OF_TILE = 16
 MAX_CLUSTER = 8
 WARPS = 16
-# Of a thread, where few rows leave the GPU waiting: blocks run beside those of the kernel before.
-FEW_ROWS, FEW_REGISTERS = 8, 88
 MAX_EXPERTS = 512
 MAX_CHOSEN = 32
 MAX_GROUPS = 32
@@ -56,10 +54,9 @@ class Routed(NamedTuple, Generic[Rows]):
 
 
 class Variant(NamedTuple):
-    """Attributes: rows: of a cluster; 0: the kernel only chooses; has_few: FEW_ROWS or less, of a cluster."""
+    """Attributes: rows: of a cluster; 0: the kernel only chooses."""
 
     rows: int
-    has_few: bool
     inputs: InputScales | None
 
 
@@ -147,9 +144,7 @@ class RouterKernel:
         experts = x.new_empty(num_rows, routing.num_chosen, dtype=torch.int32)
         logits, normed, fp8 = None, None, None
         rows = rows_of_cluster(num_rows, hidden_size, num_experts) if self._has_fused else 0
-        variant = Variant(
-            rows, 0 < num_rows <= FEW_ROWS <= rows, inputs if rows and hidden_size <= MAX_QUANTIZED else None
-        )
+        variant = Variant(rows, inputs if rows and hidden_size <= MAX_QUANTIZED else None)
         if rows:
             grid = cluster_size(num_experts), -(-num_rows // rows)
             if variant.inputs is None:
@@ -204,7 +199,6 @@ class RouterKernel:
                 "GROUPS_USED": routing.num_groups_used if is_grouped else 1,
                 "WARPS": WARPS,
                 "CLUSTER": cluster_size(num_experts),
-                "REGISTERS": FEW_REGISTERS if variant.has_few and variant.inputs is None else 0,
             }
             macros = {name: int(value) for name, value in macros.items()}
             kernel = self._kernels[key] = CudaKernel(__package__, "router", macros, self._device, shared_bytes=0)
