@@ -33,7 +33,7 @@ TOKENS = (1, 8, 16, 17, 32, 48, 64, 128, 256, 512, 2048, 8192)
 PREFILLS = ((2, 8192), (32, 512), (1, 512))
 # DeepSeek-V2-Lite's and V3's.
 LATENT_HEADS = (16, 128)
-LATENT_PROMPTS, LATENT_PREFIXES = (64, 256, 1024), (0, 1024, 16_384)
+LATENT_PROMPTS, LATENT_PREFIXES = (64, 128, 256, 1024), (0, 1024, 8192, 16_384, 31_744)
 
 
 def prefill_shape(text: str) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """A layer's operations on rows that may have adapters."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,11 @@ class AdapterOps(LayerOps):
             return self._inner.norm_linear(x, norm, linear, out)
         projected = self.linear(self._inner.normed(x, norm), linear)
         return projected if out is None else out.copy_(projected)
+
+    def norm_linears(self, x: torch.Tensor, norm: Norm, linears: Sequence[LinearBase]) -> list[torch.Tensor]:
+        if all(linear.adapters is None for linear in linears):
+            return self._inner.norm_linears(x, norm, linears)
+        return super().norm_linears(x, norm, linears)
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         if linear.adapters is None:

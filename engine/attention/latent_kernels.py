@@ -52,7 +52,7 @@ def attend(
         scale: factor of the scores.
         out: as q, overwritten: weighted sums of latents.
     """
-    attend_tiles(q, q_rope, pool, layer, items, pages, parts, log_sums, scale * math.log2(math.e), num_programs, out)
+    attend_parts(q, q_rope, pool, layer, items, pages, parts, log_sums, scale, num_programs, out)
     if len(merges):
         num_heads, _, kv_rank = q.shape
         num_tiles, tile_rows = len(merges) // MERGE_SIZE, parts.shape[1]
@@ -73,6 +73,23 @@ def attend(
             launch_pdl=DEPENDENT,
             num_warps=4,
         )
+
+
+def attend_parts(
+    q: torch.Tensor,
+    q_rope: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    items: torch.Tensor,
+    pages: torch.Tensor,
+    parts: torch.Tensor,
+    log_sums: torch.Tensor,
+    scale: float,
+    num_programs: int,
+    out: torch.Tensor,
+) -> None:
+    """As `attend`, without merging parts: `out` has the rows that have one part."""
+    attend_tiles(q, q_rope, pool, layer, items, pages, parts, log_sums, scale * math.log2(math.e), num_programs, out)
 
 
 @triton.jit

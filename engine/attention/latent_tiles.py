@@ -14,6 +14,8 @@ from tandem.engine.attention.latent_plan import BLOCK, ITEM_SIZE
 
 # Starts while the kernel before still runs, and waits for its end (programmatic dependent launch).
 DEPENDENT = True
+# Lines of 128 bytes that a token's latent may have.
+MAX_LINES = gl.constexpr(16)
 # Rows whose sums fit in the registers of one warpgroup.
 MAX_ROWS_OF_GROUP = 32
 
@@ -96,8 +98,38 @@ def _copy(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
+def _prefetch(  # type: ignore[no-untyped-def]
+    base,
+    page,
+    first,
+    page_stride,
+    PAGE_SIZE: gl.constexpr,
+    TOKEN_DIM: gl.constexpr,
+    BLOCK: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    """Fetches a block into the L2 cache, which later writes to it change too."""
+    LINE: gl.constexpr = 128 // (base.dtype.element_ty.primitive_bitwidth // 8)
+    token = first + gl.arange(0, BLOCK, layout=gl.SliceLayout(1, LAYOUT))
+    offset = page.to(gl.int64) * page_stride + token % PAGE_SIZE * TOKEN_DIM
+    # The last line again, if lines are no power of two.
+    line = gl.minimum(gl.arange(0, MAX_LINES, layout=gl.SliceLayout(0, LAYOUT)), (TOKEN_DIM - 1) // LINE)
+    address = (base + offset[:, None] + (line * LINE)[None, :]).to(gl.int64)
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def _wait_for_kernel_before():  # type: ignore[no-untyped-def]
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def _release_kernel_behind():  # type: ignore[no-untyped-def]
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
@@ -135,6 +167,9 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     # A warp copies 4 rows of 128 bytes at a time.
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4 * GROUPS, 1], [1, 0])
     COPIED: gl.constexpr = gl.SliceLayout(1, COPY)
+    # A warp fetches the lines of 2 rows at a time.
+    FETCH: gl.constexpr = gl.BlockedLayout([1, 1], [2, 16], [4 * GROUPS, 1], [1, 0])
+    FETCHED: gl.constexpr = gl.SliceLayout(1, FETCH)
     latents = gl.allocate_shared_memory(
         DTYPE, [2, BLOCK, KV_RANK], gl.NVMMASharedLayout.get_default_for([BLOCK, KV_RANK], DTYPE)
     )
@@ -150,6 +185,8 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     weighed = gl.allocate_shared_memory(
         DTYPE, [BLOCK, ROWS], gl.NVMMASharedLayout.get_default_for([BLOCK, ROWS], DTYPE)
     )
+    # It may request its weights.
+    _release_kernel_behind()
     base = pool + layer_offset
     num_items = gl.load(items)
     for number in range(gl.program_id(0), num_items, gl.num_programs(0)):
@@ -163,6 +200,9 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         part = gl.load(item + 6)
         page = _pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, COPIED)
         next_page = _pages_of(item_pages, start + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
+        if number == gl.program_id(0):
+            fetched_page = _pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, FETCHED)
+            _prefetch(base, fetched_page, start, page_stride, PAGE_SIZE, KV_RANK + ROPE_DIM, BLOCK, FETCH)
         # Plans are older than it, queries are its.
         _wait_for_kernel_before()
         _copy(latents.index(0), keys.index(0), base, page, start, end, page_stride, PAGE_SIZE, COPY)

@@ -17,7 +17,8 @@ from tandem.engine.attention.base import (
     LatentHeads,
 )
 from tandem.engine.attention.latent_expansion import LatentExpansion
-from tandem.engine.attention.latent_kernels import attend
+from tandem.engine.attention.latent_few_rows import LatentFewRows
+from tandem.engine.attention.latent_kernels import attend, attend_parts
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.latent_plan import Int32s, LatentPlans, decode_plans, prompt_plans
 from tandem.engine.attention.latent_write import rotate_write
@@ -180,6 +181,7 @@ class _Kernels:
         self.layout = layout
         self.device = pool.device
         self._pool = pool
+        self._few_rows = LatentFewRows(pool.device)
 
     def parts(self, num_parts: int, plans: LatentPlans) -> _Parts:
         shape = max(1, num_parts), plans.tile_rows
@@ -197,13 +199,35 @@ class _Kernels:
         parts: _Parts,
         num_programs: int,
         q: torch.Tensor,
+        kv: torch.Tensor,
+        norm: Norm,
+        rotation: Rotation,
         heads: LatentHeads,
         layer: int,
         out: torch.Tensor,
     ) -> None:
-        """Args: q: (num_tokens, num_heads, nope_dim + rope_dim), rotated; out: (num_tokens, num_heads * value_dim)."""
+        """As PlannedLatents.run, by absorbed queries."""
         num_tokens, num_heads, q_dim = q.shape
         nope_dim = q_dim - self.layout.rope_dim
+        if self._few_rows.fits(q, heads.keys, heads.values):
+            absorbed = self._few_rows.queries(q, kv, heads.keys, norm, rotation, self._pool, layer, tables.slots)
+            latents = torch.empty_like(absorbed)
+            attend_parts(
+                absorbed,
+                q[..., nope_dim:],
+                self._pool,
+                layer,
+                tables.items,
+                tables.pages,
+                parts.sums,
+                parts.log_sums,
+                heads.scale,
+                num_programs,
+                latents,
+            )
+            self._few_rows.outputs(parts.sums, parts.log_sums, latents, tables.merges, heads.values, out)
+            return
+        self.write(tables.slots, q, kv, norm, rotation, layer)
         absorbed = torch.bmm(q[..., :nope_dim].transpose(0, 1), heads.keys)  # (num_heads, num_tokens, kv_rank)
         latents = torch.empty_like(absorbed)
         attend(
@@ -282,8 +306,7 @@ class _Absorbed(PlannedLatents):
         layer: int,
         out: torch.Tensor,
     ) -> None:
-        self._kernels.write(self._tables.slots, q, kv, norm, rotation, layer)
-        self._kernels.absorbed(self._tables, self._parts, self._num_programs, q, heads, layer, out)
+        self._kernels.absorbed(self._tables, self._parts, self._num_programs, q, kv, norm, rotation, heads, layer, out)
 
 
 class _Expanded(PlannedLatents):

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from cuda.bindings import driver, nvrtc
 
-HEADER = "bfloat16.cuh"
 PDL_CAPABILITY = 9
 # Bytes of a box's row in shared memory.
 SWIZZLE = 128
@@ -51,7 +50,7 @@ class CudaKernel:
     ) -> None:
         """
         Args:
-            package: package of the source NAME.cu, which may include HEADER and the headers of its package.
+            package: package of the source NAME.cu, which may include the headers of this package and of its own.
             shared_bytes: dynamic shared memory per block. Unless None, multiprocessors give shared memory precedence
                 over the L1 cache, so that blocks of consecutive such kernels fit beside each other.
             is_specific: allow instructions of this architecture alone.
@@ -146,8 +145,10 @@ def keep_compiled(binaries: Mapping[tuple[str, str, tuple[str, ...]], bytes]) ->
 
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     source = files(package).joinpath(f"{name}.cu").read_bytes()
-    headers = {HEADER: files(__package__).joinpath(HEADER).read_bytes()}
-    headers.update((file.name, file.read_bytes()) for file in files(package).iterdir() if file.name.endswith(".cuh"))
+    folders = [files(folder) for folder in dict.fromkeys((__package__, package))]
+    headers = {
+        file.name: file.read_bytes() for folder in folders for file in folder.iterdir() if file.name.endswith(".cuh")
+    }
     names = [header.encode() for header in headers]
     program = _check(
         nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), len(headers), list(headers.values()), names)

@@ -1,5 +1,7 @@
 """Layer operations by fused kernels. Needs CUDA."""
 
+from collections.abc import Sequence
+
 import flashinfer
 import torch
 
@@ -47,6 +49,11 @@ class CudaOps(LayerOps):
         if out is None:
             return linear(x)
         return torch.mm(x, linear.weight.t(), out=out) if linear.bias is None else out.copy_(linear(x))
+
+    def norm_linears(self, x: torch.Tensor, norm: Norm, linears: Sequence[LinearBase]) -> list[torch.Tensor]:
+        if self._few_rows.fits_pair(x, linears):
+            return self._few_rows.norm_pair(x, norm, linears)
+        return super().norm_linears(x, norm, linears)
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         if self._few_rows.fits(x, linear):
@@ -119,7 +126,7 @@ class CudaOps(LayerOps):
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         shared = experts.shared
-        if shared is None:
+        if shared is None or self._experts.adds_shared(len(x), experts):
             return self._experts.mixture(x, norm, experts, residual)
         hidden = self.norm_gated(x, norm, shared.gate_up)
         if shared.gate is None:

@@ -1,10 +1,12 @@
-"""Matrix products of few tokens, fused with their neighbors (few_rows.cu). Needs CUDA."""
+"""Matrix products of few tokens, fused with their neighbors (few_rows.cu, few_rows_ring.cu). Needs CUDA."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
+from tandem.engine.layers.few_rows_ring import FewRowsRing
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
@@ -38,6 +40,7 @@ class FewRows:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._has_kernel = has_dependent_launch(device)
+        self._ring = FewRowsRing(device, self._num_sms)
         self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:
@@ -49,6 +52,22 @@ class FewRows:
             if not linear.is_block and linear.weight.numel() >= LARGE_FP8:
                 max_tokens = min(max_tokens, MAX_TOKENS_LARGE_FP8)
         return self._has_kernel and x.dtype is torch.bfloat16 and 0 < len(x) <= max_tokens and num_in % step == 0
+
+    def fits_pair(self, x: torch.Tensor, linears: Sequence[LinearBase]) -> bool:
+        """Returns whether one kernel multiplies both matrices."""
+        return (
+            len(linears) == 2
+            and all(self.fits(x, linear) and linear.bias is None for linear in linears)
+            and self._ring.plan(len(x), linears) is not None
+        )
+
+    def norm_pair(self, x: torch.Tensor, norm: Norm, linears: Sequence[LinearBase]) -> list[torch.Tensor]:
+        """Returns the projections of rms_norm(x) by two matrices that fit."""
+        outs = [x.new_empty(len(x), len(linear.weight)) for linear in linears]
+        ring = self._ring.plan(len(x), linears)
+        assert ring is not None and x.is_contiguous()
+        self._ring.launch(ring, x, linears, outs, norm, add=False)
+        return outs
 
     def norm_linear(self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None) -> torch.Tensor:
         if out is None:
@@ -81,6 +100,10 @@ class FewRows:
         add: bool = False,
     ) -> None:
         assert x.is_contiguous() and out.is_contiguous() and linear.weight.is_contiguous()
+        ring = None if gated else self._ring.plan(len(x), [linear])
+        if ring is not None:
+            self._ring.launch(ring, x, [linear], [out], norm, add)
+            return
         num_tokens, num_in = x.shape
         num_out = out.shape[1]
         num_tiles = -(-num_out // (8 if gated else 16))

@@ -1,6 +1,7 @@
 """A layer's operations around attention: matrix products with their neighbors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,10 @@ class LayerOps(ABC):
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns the projections of rms_norm(x)."""
+
+    def norm_linears(self, x: torch.Tensor, norm: Norm, linears: Sequence[LinearBase]) -> list[torch.Tensor]:
+        """Returns norm_linear of each matrix."""
+        return [self.norm_linear(x, norm, linear) for linear in linears]
 
     @abstractmethod
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A layer's operations on one rank of several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -30,6 +30,9 @@ class RankedOps(LayerOps):
         self, x: torch.Tensor, norm: Norm, linear: LinearBase, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         return self._inner.norm_linear(x, norm, linear, out)
+
+    def norm_linears(self, x: torch.Tensor, norm: Norm, linears: Sequence[LinearBase]) -> list[torch.Tensor]:
+        return self._inner.norm_linears(x, norm, linears)
 
     def norm_gated(self, x: torch.Tensor, norm: Norm, linear: LinearBase) -> torch.Tensor:
         return self._inner.norm_gated(x, norm, linear)

@@ -52,7 +52,6 @@ TESTED_ELSEWHERE = {
     "engine/draws.py": "unit/engine/test_sampler.py",
     "engine/layers/cuda_kernel.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/experts/grouped_kernels.py": "gpu/engine/layers/experts/test_grouped.py",
-    "engine/layers/few_rows.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/gated_products.py": "gpu/engine/layers/test_cuda_ops.py",
     "engine/layers/linear.py": "unit/engine/models/test_decoder.py",
     "engine/layers/ops.py": "unit/engine/models/test_decoder.py",

@@ -29,10 +29,17 @@ class CudaExperts:
         """Returns False if plain torch computes the experts, or their choice, and waits for the device."""
         return self._chooses(experts) and self._grouped.fits(experts.gate_up)
 
+    def adds_shared(self, num_rows: int, experts: Experts) -> bool:
+        """Returns whether `mixture` of so many rows adds the shared expert too."""
+        shared, num_chosen = experts.shared, experts.router.routing.num_chosen
+        if shared is None or not self._few_rows.fits(num_rows, num_chosen, experts.down):
+            return False
+        return self._few_rows.fits_shared(shared, experts.down)
+
     def mixture(
         self, x: torch.Tensor, norm: Norm, experts: Experts, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Adds the chosen experts of rms_norm(x), without the shared one, to `residual`.
+        """Adds the chosen experts of rms_norm(x) to `residual`, and the shared one if adds_shared.
 
         Args:
             x: (num_tokens, hidden_size) bfloat16.
@@ -42,7 +49,8 @@ class CudaExperts:
         residual = x if residual is None else residual
         num_chosen = experts.router.routing.num_chosen
         if self._few_rows.fits(len(x), num_chosen, down):
-            return self._few_rows.forward(*self._route(x, norm, experts), gate_up, down, residual, first)
+            shared = experts.shared if self.adds_shared(len(x), experts) else None
+            return self._few_rows.forward(*self._route(x, norm, experts), gate_up, down, residual, first, shared)
         has_many = len(x) * num_chosen >= MIN_PREFILL_ROWS * gate_up.num_experts
         if has_many and self._prefill.fits(x, num_chosen, gate_up, down):
             normed, weights, chosen = self._route_inputs(x, norm, experts)

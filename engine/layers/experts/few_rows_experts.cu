@@ -3,6 +3,9 @@
 // Gate and up: h[t, j] = silu(gate[e] x[t]) * (up[e] x[t]) for e = experts[t, j].
 // Down: y[t] += sum over j of shares[t, j] * (down[e] h[t, j]), in ascending order of experts.
 //
+// With SHARED the expert that every row takes is computed too, before the others: SHARED parts of an expert's size, with
+// a share of 1. Its weights do not depend on the router, so gate and up requests them while the router runs.
+//
 // A unit of work is 16 rows of one expert's matrix: 16 outputs, or with gate and up 8 rows of each. It serves all
 // rows of the batch that chose the expert, so each chosen expert is read once. A block takes every gridDim.x-th unit;
 // for down every gridDim.x-th tile of outputs, with all chosen experts in turn. One warp copies weights to a ring of
@@ -33,8 +36,10 @@
 //   WARPS     warps that multiply
 //   PREFETCH  stages after the ring's first to prefetch into the L2 cache
 //   RELEASE   gate and up releases down so many stages before its last
+//   SHARED    parts of the shared expert; 0: none
 
 #include "bfloat16.cuh"
+#include "copies.cuh"
 
 #if FP8
 typedef unsigned char Weight;
@@ -57,45 +62,9 @@ constexpr int INPUT_ROW_BYTES = ((DOWN ? CHUNK : IN_SIZE) * 2 + 127) / 128 * 128
 constexpr int MATRIX_BYTES = 16 * ROW_BYTES;
 constexpr int SCALE_BYTES = FP8 ? 128 : 0;
 constexpr int STAGE_BYTES = (MATRIX_BYTES + (DOWN ? ROWS * INPUT_ROW_BYTES : 0) + SCALE_BYTES + 127) / 128 * 128;
-constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128, MAX_EXPERTS = 512;
+constexpr int MAX_ROWS = 8, MAX_CHOSEN = 128 + SHARED, MAX_EXPERTS = 512;
 constexpr int OUTPUTS = DOWN ? 16 : 8;
 constexpr int THREADS = WARPS * 32;
-
-__device__ __forceinline__ unsigned int shared_address(const void* p) {
-    return (unsigned int)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void init(unsigned long long* barrier, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
-}
-
-__device__ __forceinline__ void expect(unsigned long long* barrier, int num_bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void arrive(unsigned long long* barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void wait(unsigned long long* barrier, int phase) {
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-        "@!done bra again;\n"
-        "}" ::"r"(shared_address(barrier)),
-        "r"(phase)
-        : "memory");
-}
-
-__device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
-                 : "memory");
-}
 
 #if FP8 && !DOWN
 #define HALF 1
@@ -171,17 +140,19 @@ __device__ __forceinline__ unsigned int enlarge(unsigned int pair) {
 extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) few_rows_experts(
     const Weight* __restrict__ weight,       // (num_experts, out_size [* 2 unless DOWN], IN_SIZE)
     const float* __restrict__ weight_scale,  // null, (num_experts, rows), or (num_experts, rows / 128, IN_SIZE / 128)
-    const unsigned short* inputs,            // (num_rows, IN_SIZE); for DOWN (num_rows, num_chosen, IN_SIZE)
+    const Weight* __restrict__ shared,       // (2 * SHARED * out_size, IN_SIZE); for DOWN (out_size, SHARED * IN_SIZE)
+    const float* __restrict__ shared_scale,  // likewise null, (rows,), or (rows / 128, columns / 128)
+    const unsigned short* inputs,            // (num_rows, IN_SIZE); for DOWN (num_rows, num_chosen + SHARED, IN_SIZE)
     const int* experts,                      // (num_rows, num_chosen)
     const float* shares,                     // (num_rows, num_chosen) for DOWN
-    unsigned short* outputs,                 // (num_rows, num_chosen, out_size); for DOWN (num_rows, out_size)
+    unsigned short* outputs,                 // (num_rows, num_chosen + SHARED, out_size); for DOWN (num_rows, out_size)
     int num_rows, int num_chosen, int out_size, int first_expert, int num_experts) {
     extern __shared__ __align__(128) unsigned char ring[];
     unsigned char* const held_inputs = ring + STAGES * STAGE_BYTES;
     __shared__ unsigned long long full[STAGES], empty[STAGES], held;
     // One bit per expert.
     __shared__ unsigned int is_chosen[MAX_EXPERTS / 32];
-    // The chosen experts in ascending order, and each row's j of such an expert, or -1.
+    // The parts of the shared expert, the chosen experts in ascending order, and each row's j of such an expert, or -1.
     __shared__ short expert_at[MAX_CHOSEN];
     __shared__ __align__(4) signed char place_at[MAX_CHOSEN][MAX_ROWS];
 #if DOWN
@@ -202,13 +173,106 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (threadIdx.x < MAX_EXPERTS / 32) is_chosen[threadIdx.x] = 0;
-    for (int i = threadIdx.x; i < MAX_CHOSEN * MAX_ROWS / 4; i += THREADS + 32)
-        reinterpret_cast<unsigned int*>(place_at)[i] = 0xffffffffu;
+    for (int i = threadIdx.x; i < MAX_CHOSEN * MAX_ROWS; i += THREADS + 32) {
+        const int at = i / MAX_ROWS, row = i % MAX_ROWS;
+        place_at[at][row] = SHARED && at < SHARED && row < num_rows ? num_chosen + at : -1;
+#if DOWN
+        if (at < SHARED) share_at[at][row] = 1.0f;
+#endif
+    }
 #if DOWN
     asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    // Also makes the barriers known to the copies.
     __syncthreads();
+
+    const int num_tiles = out_size / OUTPUTS;
+    const int num_matrix_rows = DOWN ? out_size : 2 * out_size;
+    // The unit's place in expert_at, and its tile of outputs.
+    const int first_at = DOWN ? 0 : blockIdx.x / num_tiles, first_tile = DOWN ? blockIdx.x : blockIdx.x % num_tiles;
+    // The last 8 of a unit's matrix rows begin this many rows after the first 8.
+    const int lower_row = DOWN ? 8 : out_size;
+    auto numbers_of = [&](int chunk) { return min(CHUNK, IN_SIZE - chunk * CHUNK); };
+    // Row of a shared matrix, and the part's first column.
+    auto shared_row = [&](int part, int tile, int i) {
+        return DOWN ? tile * 16 + i : part * out_size + tile * 8 + i % 8 + i / 8 * SHARED * out_size;
+    };
+    constexpr int SHARED_SIZE = DOWN ? SHARED * IN_SIZE : IN_SIZE;
+    // Numbers of the i-th of a unit's matrix rows.
+    auto matrix_at = [&](int at, int tile, int chunk, int i) {
+        if (SHARED && at < SHARED)
+            return shared + (long long)shared_row(at, tile, i) * SHARED_SIZE + (DOWN ? at * IN_SIZE : 0) + chunk * CHUNK;
+        const long long row = (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS + i % 8 + i / 8 * lower_row;
+        return weight + row * IN_SIZE + chunk * CHUNK;
+    };
+    // Whether the unit's rows are one stretch of memory, or two.
+    auto is_whole = [&](int at) { return WHOLE && !(DOWN && SHARED > 1 && at < SHARED); };
+    // Requests the unit's matrix. Args: num_copied: batch rows whose inputs are copied too.
+    auto ask_matrix = [&](int at, int tile, int chunk, int stage, int num_copied) {
+        unsigned char* to = ring + stage * STAGE_BYTES;
+        if (lane == 0) {
+            const int row_bytes = 16 * sizeof(Weight) + num_copied * 2;
+            expect(full + stage, numbers_of(chunk) * row_bytes);
+        }
+        __syncwarp();
+        const int together = is_whole(at) ? (DOWN ? 16 : 8) : 1;
+        if (lane < 16 && lane % together == 0) {
+            copy(to + lane * ROW_BYTES, matrix_at(at, tile, chunk, lane), together * numbers_of(chunk) * sizeof(Weight),
+                 full + stage);
+        }
+#if FP8
+        const float* scale = nullptr;
+#if FP8 == 2
+        const int column = chunk * CHUNK / 128 + lane % 16, columns = IN_SIZE / 128;
+        if (column < columns && column * 128 < (chunk + 1) * CHUNK && lane < (DOWN ? 16 : 32)) {
+            if (SHARED && at < SHARED) {
+                const int row = shared_row(at, tile, lane / 16 * 8);
+                scale = shared_scale + row / 128 * (SHARED_SIZE / 128) + (DOWN ? at * columns : 0) + column;
+            } else {
+                const int row = tile * OUTPUTS + lane / 16 * lower_row;
+                const long long block_row = (long long)expert_at[at] * (num_matrix_rows / 128) + row / 128;
+                scale = weight_scale + block_row * columns + column;
+            }
+        }
 #else
-    __syncthreads();
+        if (chunk == NUM_CHUNKS - 1 && lane < 16) {
+            scale = SHARED && at < SHARED ? shared_scale + shared_row(at, tile, lane)
+                                : weight_scale + (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS + lane % 8 +
+                                      lane / 8 * lower_row;
+        }
+#endif
+        if (scale) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                             shared_address(to + STAGE_BYTES - SCALE_BYTES + lane * 4)),
+                         "l"(scale)
+                         : "memory");
+        }
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full + stage)) : "memory");
+#endif
+    };
+    auto move_on = [&](int& at, int& tile, int num_distinct) {
+        if (DOWN) {
+            if (++at == num_distinct) at = 0, tile += gridDim.x;
+        } else {
+            tile += gridDim.x;
+            at += tile / num_tiles;
+            tile %= num_tiles;
+        }
+    };
+#if !DOWN
+    // Stages that hold units of the shared expert before the router has ended.
+    const int num_shared_units = max(0, (SHARED * num_tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x);
+    const int num_early = min(STAGES, num_shared_units * NUM_CHUNKS);
+    if (SHARED && warp == WARPS) {
+        int at = first_at, tile = first_tile, chunk = 0;
+        for (int step = 0; step < num_early; step++) {
+            ask_matrix(at, tile, chunk, step, 0);
+            if (++chunk == NUM_CHUNKS) {
+                chunk = 0;
+                move_on(at, tile, 0);
+            }
+        }
+    }
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     int expert = -1;
@@ -218,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
     }
     if (expert >= 0) atomicOr(is_chosen + expert / 32, 1u << expert % 32);
     __syncthreads();
-    int num_distinct = 0, before = 0;
+    int num_distinct = SHARED, before = 0;
 #pragma unroll
     for (int i = 0; i < MAX_EXPERTS / 32; i++) {
         if (expert >= 0 && i == expert / 32) before = num_distinct + __popc(is_chosen[i] & ((1u << expert % 32) - 1));
@@ -234,75 +298,24 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
     }
     __syncthreads();
 
-    const int num_tiles = out_size / OUTPUTS;
-    const int num_matrix_rows = DOWN ? out_size : 2 * out_size;
     const int num_shared_out = DOWN ? num_tiles : num_tiles * num_distinct;
     const int num_own = max(0, (num_shared_out - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x);
     const int num_units = DOWN ? num_own * num_distinct : num_own;
-    // The unit's place in expert_at, and its tile of outputs.
-    const int first_at = DOWN ? 0 : blockIdx.x / num_tiles, first_tile = DOWN ? blockIdx.x : blockIdx.x % num_tiles;
-    auto advance = [&](int& at, int& tile) {
-        if (DOWN) {
-            if (++at == num_distinct) at = 0, tile += gridDim.x;
-        } else {
-            tile += gridDim.x;
-            at += tile / num_tiles;
-            tile %= num_tiles;
-        }
-    };
-    // The last 8 of a unit's matrix rows begin this many rows after the first 8.
-    const int lower_row = DOWN ? 8 : out_size;
+    auto advance = [&](int& at, int& tile) { move_on(at, tile, num_distinct); };
 
     if (warp == WARPS) {
         const int num_steps = num_units * NUM_CHUNKS, num_first = min(STAGES, num_steps);
-        const int matrix_row = lane % 8 + lane / 8 % 2 * lower_row;
-        auto row_at = [&](int at, int tile) {
-            return (long long)expert_at[at] * num_matrix_rows + tile * OUTPUTS + matrix_row;
-        };
-        auto numbers_of = [&](int chunk) { return min(CHUNK, IN_SIZE - chunk * CHUNK); };
         // Lanes 16 to 23 copy inputs of down, if their row chose the expert.
         auto place_of_row = [&](int at) { return DOWN && lane / 8 == 2 ? place_at[at][lane - 16] : -1; };
-        auto ask_matrix = [&](int at, int tile, int chunk, int stage) {
-            unsigned char* to = ring + stage * STAGE_BYTES;
-            const int num_copied = __popc(__ballot_sync(0xffffffffu, place_of_row(at) >= 0));
-            if (lane == 0) {
-                const int row_bytes = 16 * sizeof(Weight) + num_copied * 2;
-                expect(full + stage, numbers_of(chunk) * row_bytes);
-            }
-            __syncwarp();
-            constexpr int TOGETHER = WHOLE ? (DOWN ? 16 : 8) : 1;
-            if (lane < 16 && lane % TOGETHER == 0) {
-                copy(to + lane * ROW_BYTES, weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK,
-                     TOGETHER * numbers_of(chunk) * sizeof(Weight), full + stage);
-            }
-#if FP8
-            const float* scale = nullptr;
-#if FP8 == 2
-            const int column = chunk * CHUNK / 128 + lane % 16, columns = IN_SIZE / 128;
-            if (column < columns && column * 128 < (chunk + 1) * CHUNK && lane < (DOWN ? 16 : 32)) {
-                const int row = tile * OUTPUTS + lane / 16 * lower_row;
-                const long long block_row = (long long)expert_at[at] * (num_matrix_rows / 128) + row / 128;
-                scale = weight_scale + block_row * columns + column;
-            }
-#else
-            if (chunk == NUM_CHUNKS - 1 && lane < 16) scale = weight_scale + row_at(at, tile);
-#endif
-            if (scale) {
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                                 shared_address(to + STAGE_BYTES - SCALE_BYTES + lane * 4)),
-                             "l"(scale)
-                             : "memory");
-            }
-            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(full + stage))
-                         : "memory");
-#endif
+        auto ask = [&](int at, int tile, int chunk, int stage) {
+            ask_matrix(at, tile, chunk, stage, __popc(__ballot_sync(0xffffffffu, place_of_row(at) >= 0)));
         };
 #if DOWN
         auto ask_inputs = [&](int at, int chunk, int stage) {
             const int place = place_of_row(at), row = lane - 16;
             if (place < 0) return;
             copy(ring + stage * STAGE_BYTES + MATRIX_BYTES + row * INPUT_ROW_BYTES,
-                 inputs + (long long)(row * num_chosen + place) * IN_SIZE + chunk * CHUNK, numbers_of(chunk) * 2,
+                 inputs + (long long)(row * (num_chosen + SHARED) + place) * IN_SIZE + chunk * CHUNK, numbers_of(chunk) * 2,
                  full + stage);
         };
 #endif
@@ -313,12 +326,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
             advance(at, tile);
         };
 #if DOWN
-        for (int step = 0; step < num_first; step++, next()) ask_matrix(at, tile, chunk, step);
+        for (int step = 0; step < num_first; step++, next()) ask(at, tile, chunk, step);
         for (int step = num_first; step < min(num_steps, STAGES + PREFETCH); step++, next()) {
-            if (lane < 16 && lane % (WHOLE ? 16 : 1) == 0) {
-                asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                                 weight + row_at(at, tile) * IN_SIZE + chunk * CHUNK),
-                             "r"((WHOLE ? 16 : 1) * numbers_of(chunk) * (int)sizeof(Weight)));
+            const int together = is_whole(at) ? 16 : 1;
+            if (lane < 16 && lane % together == 0) {
+                asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(matrix_at(at, tile, chunk, lane)),
+                             "r"(together * numbers_of(chunk) * (int)sizeof(Weight)));
             }
         }
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -326,8 +339,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         for (int step = 0; step < num_first; step++, next()) ask_inputs(at, chunk, step);
         const int start = num_first;
 #else
-        const int start = 0, release = max(0, num_steps - 1 - RELEASE);
-        if (num_steps == 0) asm volatile("griddepcontrol.launch_dependents;");
+        const int start = num_early, release = max(0, num_steps - 1 - RELEASE);
+        if (release < start || num_steps == 0) asm volatile("griddepcontrol.launch_dependents;");
+        for (int step = 0; step < start; step++) next();
         if (lane == 0) expect(&held, num_rows * IN_SIZE * 2);
         __syncwarp();
         if (lane < num_rows) copy(held_inputs + lane * INPUT_ROW_BYTES, inputs + lane * IN_SIZE, IN_SIZE * 2, &held);
@@ -335,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         for (int step = start; step < num_steps; step++, next()) {
             const int stage = step % STAGES;
             if (step >= STAGES) wait(empty + stage, (step / STAGES - 1) & 1);
-            ask_matrix(at, tile, chunk, stage);
+            ask(at, tile, chunk, stage);
 #if DOWN
             ask_inputs(at, chunk, stage);
 #else
@@ -502,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         const int thread = (threadIdx.x + unit % 4 * 64) % THREADS, out = thread % OUTPUTS, row = thread / OUTPUTS;
         if (thread < OUTPUTS * MAX_ROWS && place_at[at][row] >= 0) {
             const float gate = add_up(out, row), up = add_up(out + 8, row);
-            outputs[((long long)row * num_chosen + place_at[at][row]) * out_size + tile * OUTPUTS + out] =
+            outputs[((long long)row * (num_chosen + SHARED) + place_at[at][row]) * out_size + tile * OUTPUTS + out] =
                 pack(gate / (1.0f + __expf(-gate)) * up, 0.0f) & 0xffffu;
         }
         buffer ^= 1;

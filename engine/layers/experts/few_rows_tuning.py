@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 # Matrix rows of a unit.
 UNIT_ROWS = 16
-# Bytes of a matrix row per stage.
+# Bytes of a matrix row per stage. Rows in one stage are copied together.
 MAX_CHUNK = 2048
+# With more rows, copies of whole rows of this size are faster, if more warps share them.
+WHOLE_ROW = 4096
 PADDING = 128
 MIN_STAGES, MAX_STAGES = 2, 16
 # Of a stage with FP8.
@@ -16,16 +18,22 @@ FIXED_SHARED, SHARED_OF_WARP = 6 * 1024, 1024
 
 
 class Tuning(NamedTuple):
-    """Macros of few_rows_experts.cu. `shared_bytes`: shared memory of a block, which sets the number of stages."""
+    """Macros of few_rows_experts.cu.
+
+    Attributes:
+        shared_bytes: shared memory of a block, which sets the number of stages.
+        max_chunk: bytes of a matrix row per stage.
+    """
 
     shared_bytes: int
     warps: int
     prefetch: int = 0
     release: int = 0
+    max_chunk: int = MAX_CHUNK
 
 
 def tuning_of(is_down: bool, is_fp8: bool, num_rows: int, row_bytes: int) -> Tuning:
-    """Measured with the matrices of Qwen3-30B-A3B, in bfloat16 on an H100, and in FP8 with channel scales on an H200.
+    """Measured with the matrices of Qwen3-30B-A3B on an H200, in bfloat16 and in FP8 with channel scales.
 
     Args:
         row_bytes: bytes of a matrix row.
@@ -37,9 +45,11 @@ def tuning_of(is_down: bool, is_fp8: bool, num_rows: int, row_bytes: int) -> Tun
         return Tuning(70 * 1024, warps, prefetch=3)
     if is_fp8 and not is_down:
         return Tuning(155 * 1024, warps, release=2)
-    if not is_down:
-        return Tuning(MAX_SHARED, warps, release=4)
-    return Tuning(108 * 1024, warps, prefetch=2) if num_rows == 1 else Tuning(MAX_SHARED, warps)
+    if is_down:
+        return Tuning(140 * 1024 if num_rows == 1 else MAX_SHARED, warps)
+    if num_rows > 4 and row_bytes == WHOLE_ROW:
+        return Tuning(MAX_SHARED, 16, release=4, max_chunk=WHOLE_ROW)
+    return Tuning(MAX_SHARED, warps, release=4)
 
 
 class Stages(NamedTuple):
@@ -64,7 +74,7 @@ class Stages(NamedTuple):
         """
         number_bytes = 1 if is_fp8 else 2
         row_bytes = in_size * number_bytes
-        num_chunks = -(-row_bytes // MAX_CHUNK)
+        num_chunks = -(-row_bytes // tuning.max_chunk)
         # Stages of a row are as equal as possible.
         chunk_bytes = _padded(-(-row_bytes // num_chunks))
         chunk = chunk_bytes // number_bytes

@@ -66,11 +66,11 @@ class LatentSelfAttention(SelfAttention):
         """Returns the queries' latent, (num_tokens, q_rank), if there is one, then queries and latents by token."""
         q_latent = None
         if self._q_down is None:
-            q = ops.norm_linear(x, norm, self._q)
+            q, kv = ops.norm_linears(x, norm, (self._q, self._kv_down))
         else:
-            q_latent = ops.norm_linear(x, norm, self._q_down)
+            q_latent, kv = ops.norm_linears(x, norm, (self._q_down, self._kv_down))
             q = ops.norm_linear(q_latent, self._q_norm, self._q)
-        return q_latent, q.unflatten(-1, (-1, self._qk_dim)), ops.norm_linear(x, norm, self._kv_down)
+        return q_latent, q.unflatten(-1, (-1, self._qk_dim)), kv
 
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         return ops.linear_add(attended, self._o, x)

@@ -6,8 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.engine.layers.experts.base import SharedExpert
 from tandem.engine.layers.experts.linear import ExpertLinear
 from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
+from tandem.engine.layers.fp8_linear import Fp8Linear
+from tandem.engine.layers.linear import Linear, LinearBase
 from tandem.engine.models.experts import Routing
 from tandem.engine.models.quantization import Quantization
 
@@ -130,6 +133,44 @@ def test_forward(name: str, kind: str) -> None:
     for num_rows in (1, 2, 3, 4, 7, 8):
         routed = route(num_rows, sizes)
         assert is_close(run(layer, *routed), expected(layer, *routed))
+
+
+def make_shared(kind: str, sizes: Sizes, num_parts: int) -> tuple[SharedExpert, torch.Tensor, torch.Tensor]:
+    """Return a shared expert as large as some others, and its matrices' values in float32."""
+    size, values, linears = num_parts * sizes.intermediate, [], list[LinearBase]()
+    for out, num_in in ((2 * size, sizes.hidden), (sizes.hidden, size)):
+        expert, full = make_weights(kind, 1, out, num_in)
+        linear: LinearBase
+        quantization, device = KINDS[kind], torch.device("cuda", 0)
+        if quantization is None:
+            linear = Linear([out], num_in, False, torch.bfloat16, device)
+        else:
+            linear = Fp8Linear(["shared"], [out], num_in, False, quantization, torch.bfloat16, device)
+            assert expert.scale is not None
+            linear.scale = expert.scale[0].contiguous()
+        linear.weight = expert.weight[0]
+        linears.append(linear)
+        values.append(full[0])
+    return SharedExpert(linears[0], linears[1], None), values[0], values[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "num_parts"), [("60 experts", 2), ("30B-A3B", 1), ("OLMoE", 4)])
+def test_shared_expert(name: str, num_parts: int, kind: str) -> None:
+    from tandem.engine.layers.experts.few_rows import FewRowsExperts
+
+    sizes = SIZES[name]
+    layer = make(kind, sizes)
+    shared, gate_up_values, down_values = make_shared(kind, sizes, num_parts)
+    kernel = FewRowsExperts(torch.device("cuda", 0))
+    assert kernel.fits_shared(shared, layer.down)
+    for num_rows in (1, 3, 8):
+        x, weights, experts, residual = route(num_rows, sizes)
+        gate, up = (x.float() @ gate_up_values.t()).chunk(2, dim=-1)
+        correct = expected(layer, x, weights, experts, residual) + (F.silu(gate) * up) @ down_values.t()
+        actual = kernel.forward(x, weights, experts, *layer.given(), residual.clone(), shared=shared)
+        assert is_close(actual, correct)
+        assert torch.equal(kernel.forward(x, weights, experts, *layer.given(), residual.clone(), shared=shared), actual)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,6 @@ import pytest
 
 from tandem.engine.layers.experts.few_rows_tuning import (
     FIXED_SHARED,
-    MAX_CHUNK,
     MAX_SHARED,
     MIN_STAGES,
     SHARED_OF_WARP,
@@ -32,8 +31,8 @@ def test_stages_fit(num_rows: int, is_fp8: bool) -> None:
         assert stages.num_stages >= MIN_STAGES
         assert stages.shared_bytes + FIXED_SHARED + tuning.warps * SHARED_OF_WARP <= MAX_SHARED
         # Chunks keep copies aligned and do not cut blocks of scales.
-        assert stages.chunk * number_bytes % 128 == 0 and stages.chunk * number_bytes <= MAX_CHUNK
-        assert stages.chunk * -(-in_size * number_bytes // MAX_CHUNK) >= in_size
+        assert stages.chunk * number_bytes % 128 == 0 and stages.chunk * number_bytes <= tuning.max_chunk
+        assert stages.chunk * -(-in_size * number_bytes // tuning.max_chunk) >= in_size
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
