@@ -1,6 +1,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tandem.engine.adapters.base import Adapters
 from tandem.engine.batch import Batch
@@ -11,6 +12,9 @@ from tandem.engine.launch_list import ForwardPart, LaunchList
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.output import ForwardOutput
+
+if TYPE_CHECKING:
+    from tandem.engine.draft_models.draft_maker import DraftMaker
 
 
 @dataclass(slots=True)
@@ -32,11 +36,13 @@ class EngineBase(ABC):
         launches: forward passes whose results have not been taken.
         experts, expert_counts: None without mixtures of experts.
         adapters: None if it takes none.
+        draft_maker: None without a model that drafts.
     """
 
     experts: ExpertsConfig | None = None
     expert_counts: ExpertCounts | None = None
     adapters: Adapters | None = None
+    draft_maker: "DraftMaker | None" = None
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:
         self.pool = pool

@@ -39,6 +39,29 @@ class KvPool(ABC):
         """Prevents further mappings of the pool."""
 
 
+class PoolRegion(KvPool):
+    """A region of all pages, with a layout of its own.
+
+    Attributes:
+        memory: (num_pages, layout.page_bytes) uint8. A page's bytes are contiguous, pages are not.
+    """
+
+    def __init__(self, pool: KvPool, layout: PageLayout, offset: int) -> None:
+        """Args: offset: start of the region in a page, in bytes."""
+        self._pool = pool
+        self._columns = slice(offset, offset + layout.page_bytes)
+        super().__init__(layout, pool.num_pages, pool.memory[:, self._columns])
+
+    @property
+    def memory_and_dummy(self) -> torch.Tensor:
+        """As of the pool, on a GPU."""
+        memory: torch.Tensor = self._pool.memory_and_dummy  # type: ignore[attr-defined]
+        return memory[:, self._columns]
+
+    def close(self) -> None:
+        """Does nothing: the pool has the memory."""
+
+
 class CpuKvPool(KvPool):
     """Pages in a memfd, which the kernel frees with its last holder, even after a kill."""
 

@@ -1,0 +1,77 @@
+"""Pages of a model and of the model that drafts for it. Imports no torch."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from tandem.engine.attention.layout import DTYPE_BYTES
+from tandem.engine.kvcache.base import PageLayout
+from tandem.engine.models.config import ModelConfig
+
+# Kernels are compiled for addresses that are multiples of 16.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedLayout(PageLayout):
+    """A page has three regions: the target's page, the drafter's page, and states of the page's tokens.
+
+    Each region begins at a multiple of a token's row in all regions, and so does each page. So every region can be
+    viewed as rows of one token, whatever the others hold.
+
+    Attributes:
+        state_size: numbers of a token's state, which the drafter reads behind the next token; 0: none.
+        dtype: of states, by torch's name.
+    """
+
+    target: PageLayout
+    drafter: PageLayout
+    state_size: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.target.page_size != self.drafter.page_size:
+            raise ValueError(f"pages of {self.target.page_size} and {self.drafter.page_size} tokens cannot be joined")
+
+    @classmethod
+    def of(cls, config: ModelConfig, page_size: int, dtype: str, quantized_to: str = "") -> Self:
+        raise TypeError("a drafter's configuration is needed too: page_layout_with")
+
+    @property
+    def page_size(self) -> int:  # type: ignore[override]
+        return self.target.page_size
+
+    @property
+    def row_bytes(self) -> int:
+        rows = [self.target.row_bytes, self.drafter.row_bytes, ALIGNMENT]
+        return math.lcm(*rows, *([self.state_bytes] if self.state_size else []))
+
+    @property
+    def state_bytes(self) -> int:
+        return self.state_size * DTYPE_BYTES[self.dtype]
+
+    @property
+    def drafter_offset(self) -> int:
+        """Start of the drafter's region, in bytes."""
+        return self._aligned(self.target.page_bytes)
+
+    @property
+    def states_offset(self) -> int:
+        return self._aligned(self.drafter_offset + self.drafter.page_bytes)
+
+    @property
+    def page_bytes(self) -> int:
+        return self._aligned(self.states_offset + self.page_size * self.state_bytes)
+
+    @property
+    def tag(self) -> str:
+        states = f" states/{self.dtype}/{self.state_size}" if self.state_size else ""
+        return f"{self.target.tag} drafts/{self.drafter.tag}{states}"
+
+    def shard(self, rank: int, degree: int) -> Self:
+        if degree > 1:
+            raise ValueError("pages with a drafter's layers are for workers of one rank")
+        return self
+
+    def _aligned(self, num_bytes: int) -> int:
+        return -(-num_bytes // self.row_bytes) * self.row_bytes
