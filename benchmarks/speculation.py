@@ -20,8 +20,9 @@ from tokenizers import Tokenizer
 
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker import drafting
-from tandem.decode_worker.config import AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.drafters.base import Drafter
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine

@@ -4,12 +4,8 @@ from dataclasses import dataclass
 
 from tandem.config import require, require_positive
 from tandem.decode_worker.drafters.table import DRAFTERS
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION, parse_speculation
 from tandem.options import option
-
-NO_SPECULATION = "off"
-# Drafts of n-grams where they are expected to gain time.
-AUTO_SPECULATION = "auto"
-AUTO_SOURCE = "ngram"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +16,11 @@ class DecodeOptions:
         "those of ngram that are expected to gain time",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
         detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+    )
+    speculation_shared: bool = option(
+        False,
+        "let ngram and auto draft from finished outputs of the same API key and cache namespace too; needs API keys",
+        detail=" ([speculation.md](speculation.md#other-requests))",
     )
 
 
@@ -48,4 +49,7 @@ class DecodeConfig(DecodeOptions):
     def __post_init__(self) -> None:
         require_positive(self, "max_batch_size", "lease_duration_s", "admit_grace_s", "max_waiting")
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
-        DRAFTERS.check("speculation", self.speculation, besides=(NO_SPECULATION, AUTO_SPECULATION))
+        require(
+            parse_speculation(self.speculation).is_lookup or not self.speculation_shared,
+            f"speculation_shared is for speculation auto and ngram, not {self.speculation}: leave one of them out",
+        )

@@ -20,9 +20,6 @@ class DraftPolicy:
     A draft raises them if its chance of acceptance, over its time, exceeds the step's tokens over the step's time. The
     chance of a request's n-th draft is its acceptance to the n-th power. Drafts that are proposed but not computed are
     observed too, so acceptance costs no forward pass, and wrong drafts end by themselves.
-
-    Attributes:
-        usual_acceptance: mean of all requests, which a new one is expected to have.
     """
 
     def __init__(self, timer: ForwardTimer, itl_objective_s: float) -> None:
@@ -33,16 +30,22 @@ class DraftPolicy:
         """
         self._timer = timer
         self._objective_s = itl_objective_s
-        self.usual_acceptance = START
+        self._usual: dict[str, float] = {}
 
-    def observe(self, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
+    def usual_acceptance(self, source: str) -> float:
+        """Returns the mean of all requests, which a new one is expected to have."""
+        return self._usual.get(source, START)
+
+    def observe(self, source: str, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
         """Returns a request's acceptance after the tokens that followed its last proposal are known."""
+        usual = self.usual_acceptance(source)
         for draft, token in zip(proposed, sampled, strict=False):
             is_right = draft == token
             acceptance += WEIGHT * (is_right - acceptance)
-            self.usual_acceptance += SHARED_WEIGHT * (is_right - self.usual_acceptance)
+            usual += SHARED_WEIGHT * (is_right - usual)
             if not is_right:
                 break
+        self._usual[source] = usual
         return acceptance
 
     def choose(self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> list[int]:

@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from tandem.decode_worker import draft_policy
+from tandem.decode_worker.draft_counts import DraftCounts
 from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafters.base import Drafter
+from tandem.decode_worker.drafters.shared import SharedLookup, SharedOutputs
 from tandem.decode_worker.drafters.table import DRAFTERS
 from tandem.decode_worker.job import DecodeJob, JobDrafts
 from tandem.engine.base import EngineBase
@@ -16,31 +20,40 @@ MAX_DRAFTS = 4
 # For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
 MAX_GRAMMAR_CPU_S = 0.01
 
+Proposal: TypeAlias = tuple[DecodeJob, JobDrafts, Sequence[int]]
+
 
 class Drafting:
-    """Gives the jobs of a step drafts.
+    """Gives the jobs of a step drafts."""
 
-    Attributes:
-        counts: since the start.
-    """
-
-    def __init__(self, source: str, engine: EngineBase, cache: CacheManager, policy: DraftPolicy | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        engine: EngineBase,
+        cache: CacheManager,
+        policy: DraftPolicy | None = None,
+        shared: SharedOutputs | None = None,
+    ) -> None:
         """
         Args:
             source: a name in DRAFTERS, or a drafter's import path.
             policy: None to compute all drafts, up to MAX_DRAFTS.
+            shared: outputs of other requests for lookup, with source "ngram"; None: requests learn nothing of others.
         """
         self._source = source
         self._drafter = DRAFTERS.load(source)
         self._engine = engine
         self._cache = cache
         self._policy = policy
-        self._num_proposals = self._num_drafted = self._num_accepted = 0
+        self._shared = shared
+        self._max_drafts = MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS
+        self._counts = {source: DraftCounts()}
         self._grammar_cpu_s = 0.0
 
     @property
-    def counts(self) -> Drafted:
-        return Drafted(self._source, self._num_proposals, self._num_drafted, self._num_accepted)
+    def counts(self) -> tuple[Drafted, ...]:
+        """By source, since the start."""
+        return tuple(counts.named(source) for source, counts in self._counts.items())
 
     def num_reserved(self, running: Sequence[DecodeJob]) -> int:
         """Returns the pages to leave for the next tokens of running requests. One with a spare page needs none."""
@@ -66,39 +79,20 @@ class Drafting:
                 drafts = self._within_grammar(job, of_job, drafts)
             if drafts:
                 sequence.draft_ids = drafts
-                self._num_proposals += 1
-                self._num_drafted += len(drafts)
+                self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
 
-    def accepted(self, num_accepted: int) -> None:
-        self._num_accepted += num_accepted
+    def checked(self, job: DecodeJob, num_accepted: int) -> None:
+        """Counts a job's drafts of a step. Called before its next drafts are proposed."""
+        assert job.drafts is not None
+        self._counts[job.drafts.source].checked(num_accepted)
 
-    def _chosen(self, jobs: Sequence[DecodeJob]) -> list[tuple[DecodeJob, JobDrafts, Sequence[int]]]:
+    def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""
-        max_drafts = MAX_DRAFTS if self._policy is None else draft_policy.MAX_DRAFTS
-        proposals = []
-        for job in jobs:
-            sequence = job.sequence
-            # The last token of an output needs no draft: the step before it samples it.
-            max_tokens = min(max_drafts, sequence.sampling.max_tokens - job.num_outputs - 1)
-            if max_tokens <= 0 or job.is_moving:
-                continue
-            if job.drafts is None:
-                usual = 0.0 if self._policy is None else self._policy.usual_acceptance
-                job.drafts = JobDrafts(self._drafter(), usual)
-            of_job = job.drafts
-            if self._policy is not None:
-                sampled = sequence.token_ids[of_job.proposed_at :]
-                of_job.acceptance = self._policy.observe(of_job.acceptance, of_job.proposed, sampled)
-            # A drafter of the user's own may propose more.
-            proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
-            of_job.proposed = self._until_stop(job, proposed)
-            of_job.proposed_at = len(sequence.token_ids)
-            if of_job.proposed:
-                proposals.append((job, of_job, of_job.proposed))
+        proposals = self._proposals(jobs)
         if self._policy is None or not proposals:
             return proposals
         counts = self._policy.choose(
-            [(of_job.acceptance, len(drafts)) for _, of_job, drafts in proposals],
+            [(of_job.acceptance[of_job.source], len(drafts)) for _, of_job, drafts in proposals],
             len(jobs),
             sum(job.sequence.cached_len + 1 for job in jobs),
         )
@@ -107,6 +101,37 @@ class Drafting:
             for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
             if count
         ]
+
+    def _proposals(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
+        """Returns the drafts of each job that has any, before the policy."""
+        proposals = []
+        for job in jobs:
+            sequence = job.sequence
+            # The last token of an output needs no draft: the step before it samples it.
+            max_tokens = min(self._max_drafts, sequence.sampling.max_tokens - job.num_outputs - 1)
+            if max_tokens <= 0 or job.is_moving:
+                continue
+            if job.drafts is None:
+                job.drafts = JobDrafts(self._new_drafter(job))
+            of_job = job.drafts
+            if self._policy is not None and of_job.proposed:
+                sampled = sequence.token_ids[of_job.proposed_at :]
+                source = of_job.source
+                known = of_job.acceptance[source]
+                of_job.acceptance[source] = self._policy.observe(source, known, of_job.proposed, sampled)
+            # A drafter of the user's own may propose more.
+            proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
+            of_job.source = of_job.drafter.source or self._source
+            if self._policy is not None:
+                of_job.acceptance.setdefault(of_job.source, self._policy.usual_acceptance(of_job.source))
+            of_job.proposed = self._until_stop(job, proposed)
+            of_job.proposed_at = len(sequence.token_ids)
+            if of_job.proposed:
+                proposals.append((job, of_job, of_job.proposed))
+        return proposals
+
+    def _new_drafter(self, job: DecodeJob) -> Drafter:
+        return self._drafter() if self._shared is None else SharedLookup(self._shared, job.cache_namespace)
 
     def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
         """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""

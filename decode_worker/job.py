@@ -17,13 +17,15 @@ class JobDrafts:
     """What drafting keeps for one request.
 
     Attributes:
-        acceptance: chance of a draft behind an accepted one; unused without a policy.
+        acceptance: by source, the chance of a draft behind an accepted one; empty without a policy.
+        source: of the last proposal.
         proposed, proposed_at: the last proposal, computed or not, and the number of tokens before it.
         matcher: None without a grammar, or before the first draft.
     """
 
     drafter: Drafter
-    acceptance: float
+    acceptance: dict[str, float] = field(default_factory=dict)
+    source: str = ""
     proposed: Sequence[int] = ()
     proposed_at: int = 0
     matcher: DraftMatcher | None = None
@@ -43,6 +45,7 @@ class DecodeJob:
         is_moving: its pages go ahead to another worker. It gets no drafts, so that it does not outgrow them.
         is_leaving: it gets no further step, because it moves once its tokens are known.
         client: takes turns with other clients at the compilers of grammars.
+        cache_namespace: clients of other namespaces must learn nothing of its tokens.
         drafts: None before the first draft.
         num_drafted, num_accepted: tokens drafted in this attempt, and those that the sampler chose too.
         adapter: use of its adapter, held from its first step to its end.
@@ -66,6 +69,7 @@ class DecodeJob:
     is_moving: bool = False
     is_leaving: bool = False
     client: str = ""
+    cache_namespace: str = ""
     drafts: JobDrafts | None = None
     num_drafted: int = 0
     num_accepted: int = 0

@@ -5,14 +5,16 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from tandem.decode_worker.config import AUTO_SOURCE, AUTO_SPECULATION, NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.draft_policy import DraftPolicy
+from tandem.decode_worker.drafters.shared import SharedOutputs
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.pacing import StepPace
+from tandem.decode_worker.speculation import parse_speculation
 from tandem.decode_worker.step import DecodeStep
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.base import Completion
@@ -34,6 +36,7 @@ from tandem.messages import (
     Finished,
     GaveBack,
     Moment,
+    NamespaceOwners,
     Progress,
     ResetCache,
     TierHits,
@@ -90,6 +93,7 @@ class DecodeScheduler(ForwardScheduler):
         super().__init__(engine, cache, clock, recorder, timer, adapters)
         self._outbox = outbox
         self._config = config
+        self._shared_outputs = SharedOutputs() if config.speculation_shared else None
         self._drafting = self._new_drafting()
         self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
         self._clock = clock
@@ -115,13 +119,11 @@ class DecodeScheduler(ForwardScheduler):
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
 
     def _new_drafting(self) -> Drafting | None:
-        source = self._config.speculation
-        if source == NO_SPECULATION:
+        source, has_policy = parse_speculation(self._config.speculation)
+        if not source:
             return None
-        if source != AUTO_SPECULATION:
-            return Drafting(source, self._engine, self._cache)
-        policy = DraftPolicy(self._timer, self._config.itl_objective_s)
-        return Drafting(AUTO_SOURCE, self._engine, self._cache, policy)
+        policy = DraftPolicy(self._timer, self._config.itl_objective_s) if has_policy else None
+        return Drafting(source, self._engine, self._cache, policy, self._shared_outputs)
 
     @property
     def num_running(self) -> int:
@@ -155,6 +157,8 @@ class DecodeScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+            elif isinstance(event.message, NamespaceOwners) and self._shared_outputs is not None:
+                self._shared_outputs.set_owners(event.message.owners)
         elif isinstance(event, AdaptersListed):
             self._adapters.set_listed(event.content_hashes)
         elif isinstance(event, RouterLost):
@@ -264,7 +268,7 @@ class DecodeScheduler(ForwardScheduler):
             prefix_peer_tokens=hits.loaded.peer,
             num_given_back=self._num_given_back,
             num_leases_expired=self._leases.num_expired,
-            drafted=() if self._drafting is None else (self._drafting.counts,),
+            drafted=() if self._drafting is None else self._drafting.counts,
         )
 
     def adopt(
@@ -318,6 +322,7 @@ class DecodeScheduler(ForwardScheduler):
             prefill_loaded=prefill_loaded,
             moments=[*moments],
             client=admit.client,
+            cache_namespace=admit.cache_namespace,
             adapter=self._adapters.begin(admit.adapter, admit.cache_namespace),
         )
         job.stamp(COMMITTED)
@@ -465,9 +470,10 @@ class DecodeScheduler(ForwardScheduler):
         going_on = step.collect()
         new_jobs = set(step.new_jobs)
         if self._drafting is not None:
-            self._drafting.accepted(step.num_accepted)
+            for job, num_accepted in step.num_accepted.items():
+                self._drafting.checked(job, num_accepted)
             # The launch counted all drafts.
-            self._engine.counters.output_tokens_computed -= step.num_drafted - step.num_accepted
+            self._engine.counters.output_tokens_computed -= step.num_drafted - sum(step.num_accepted.values())
         self._timer.step_ended()
         self._recorder.look()
         for job in going_on:
@@ -516,6 +522,8 @@ class DecodeScheduler(ForwardScheduler):
 
     def _finish(self, job: DecodeJob, reason: str) -> None:
         job.stamp(LAST_TOKEN)
+        if self._shared_outputs is not None:
+            self._shared_outputs.add(job.cache_namespace, job.sequence.token_ids[job.sequence.prompt_len :])
         self._end_job(job)
         self._outbox.to_router(
             Finished(

@@ -18,13 +18,13 @@ class DecodeStep(ForwardPart):
         new_jobs: jobs whose first step this is.
         output: output of the forward pass after the launch, with the jobs' rows first.
         is_mixed: whether the pass includes prompts.
-        num_drafted, num_accepted: drafts of the jobs; accepted ones are known after `collect`.
+        num_drafted: drafts of the jobs.
+        num_accepted: accepted drafts of each job with drafts that has not ended, after `collect`.
     """
 
     output: ForwardOutput
     is_mixed: bool = False
     num_drafted: int = 0
-    num_accepted: int = 0
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class DecodeStep(ForwardPart):
         self._is_sampled = False
         self._num_rows = [1 + len(sequence.draft_ids) for sequence in self.sequences]
         self.num_drafted = sum(self._num_rows) - len(jobs)
+        self.num_accepted: dict[DecodeJob, int] = {}
 
     def begin(self) -> None:
         previous, self._previous = self._previous, None
@@ -93,7 +94,7 @@ class DecodeStep(ForwardPart):
             if job.has_ended:
                 continue
             if behind_drafts:
-                self.num_accepted += job.take_drafted([first, *behind_drafts])
+                self.num_accepted[job] = job.take_drafted([first, *behind_drafts])
             else:
                 job.take(*first)
             going_on.append(job)

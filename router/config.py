@@ -234,6 +234,7 @@ class RouterConfig(RouterOptions):
         stores: names of all page stores.
         adapters: names of adapters from the command line, with their content.
         takes_adapters: adapters may be loaded while the cluster serves.
+        shares_drafts: workers learn the owners of cache namespaces whose requests may draft from each other.
         starts_from_zero: the cluster may have no worker until a request waits for one.
         shared_grpc_port, shared_http_port: ports on which all routers listen; 0: none.
         reuse_ports: the launcher holds all ports open with SO_REUSEPORT.
@@ -264,6 +265,7 @@ class RouterConfig(RouterOptions):
     stores: tuple[str, ...] = ()
     adapters: tuple[AdapterEntry, ...] = ()
     takes_adapters: bool = False
+    shares_drafts: bool = False
     starts_from_zero: bool = False
     num_restarts: int = 0
     shared_grpc_port: int = 0

@@ -213,7 +213,7 @@ class RouterProcess:
         loop = asyncio.get_running_loop()
 
         def set_keys(keys: Sequence[str]) -> None:
-            frontend.access.set_keys(keys)
+            frontend.set_keys(keys)
             feed.num_keys = frames.num_keys = len(keys)
 
         return watched_keys(key_file, lambda keys: loop.call_soon_threadsafe(set_keys, keys))

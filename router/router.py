@@ -29,6 +29,7 @@ from tandem.messages import (
     Hello,
     LeaseLost,
     LinkState,
+    NamespaceOwners,
     NotMoved,
     Peers,
     PrefillDeferred,
@@ -135,6 +136,7 @@ class Router:
         )
         self.adapters = AdapterNames(self.incarnation, config.adapters)
         self.adapters.subscribe(self._tell_workers_of_adapters)
+        self._namespace_owners: NamespaceOwners | None = None
         self.adapter_loading = AdapterLoading(self.adapters, self.workers, config.model_names)
         self.recalls = Recalls(self.workers, self.incarnation, clock)
         self.clocks = ClockOffsets()
@@ -368,6 +370,8 @@ class Router:
         worker.send([welcome, self.clocks.probe()])
         if entries := self.adapters.entries():
             worker.send([Adapters(entries)])
+        if self._namespace_owners is not None:
+            worker.send([self._namespace_owners])
         self._send_peers()
         logger.info("worker %s (%s) joined from %s", hello.worker_id, hello.role, hello.address)
         self.live.journal.worker_joined(hello)
@@ -375,6 +379,12 @@ class Router:
         self._room.is_due = True
         self._attempts.serve_waiting()
         return worker
+
+    def set_namespace_owners(self, owners: Sequence[str]) -> None:
+        """Tells the workers whose requests may draft from each other's outputs, now and when they join."""
+        self._namespace_owners = NamespaceOwners(tuple(owners))
+        for worker in self.workers:
+            worker.send([self._namespace_owners])
 
     def set_workers(self, planned: Mapping[str, str]) -> dict[str, int]:
         """Sets the planned workers' roles: new requests go to no others. Returns the requests left on each other

@@ -112,6 +112,10 @@ class TierHits:
 NO_HITS = TierHits()
 
 
+# Longer accepted lengths count as this one.
+MAX_COUNTED_LENGTH = 7
+
+
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """Drafts of one source since the worker's start.
@@ -119,12 +123,14 @@ class Drafted:
     Attributes:
         num_proposals: drafted sequences of tokens.
         num_tokens, num_accepted: tokens in them, and those that the sampler chose too.
+        num_by_length: checked sequences by their number of accepted tokens, from 0 to MAX_COUNTED_LENGTH.
     """
 
     source: str
     num_proposals: int
     num_tokens: int
     num_accepted: int
+    num_by_length: tuple[int, ...] = (0,) * (MAX_COUNTED_LENGTH + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -697,6 +703,14 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceOwners:
+    """Names the API keys by the owners of their cache namespaces (tandem.prefix.owner_of), after Welcome and whenever
+    they change. Sent only with --speculation-shared: drafts come from the outputs of these owners' namespaces."""
+
+    owners: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatPrefixes:
     """Asks for the whole set again, after a missed CachedPrefixes."""
 
@@ -917,6 +931,7 @@ RouterMessage = (
     | ClockProbe
     | CheckAdapter
     | Adapters
+    | NamespaceOwners
 )
 SenderMessage = LinkHello | LeaseRequest | Pushing | Renewed | Committed | Released
 ReceiverMessage = LinkWelcome | LinkRefused | Granted | Refused | Revoke

@@ -29,6 +29,12 @@ def split_namespace(namespace: str) -> tuple[str, str]:
     return base, content_hash
 
 
+def owner_of(namespace: str) -> str:
+    """Return the part of a cache namespace that is of one client: the API key's digest, or the name of a namespace
+    without one, up to its first "/"."""
+    return namespace.partition("/")[0]
+
+
 def namespace_identity(namespace: str) -> bytes:
     return blake2b(namespace.encode(), digest_size=IDENTITY_BYTES).digest()
 

@@ -18,6 +18,7 @@ from tandem.messages import (
     Hello,
     LinkState,
     Move,
+    NamespaceOwners,
     Peers,
     Prefill,
     Recall,
@@ -187,7 +188,7 @@ class ControlClient:
                     self._post(FromRouter(message, received_ns))
                 case Abort() | Move() if router_of(message.request_id) == self.router:
                     self._post(FromRouter(message))
-                case ResetCache():
+                case ResetCache() | NamespaceOwners():
                     self._post(FromRouter(message))
                 case RepeatPrefixes():
                     if self._prefixes is not None:

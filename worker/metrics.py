@@ -1,6 +1,7 @@
 """Prometheus metrics of a worker, listed in docs/metrics.md."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -110,14 +111,22 @@ class WorkerCollector(Collector):
         accepted = CounterMetricFamily(
             "tandem_accepted_tokens", "Those of tandem_drafted_tokens that the sampler chose too.", labels=labels
         )
+        lengths = HistogramMetricFamily(
+            "tandem_accepted_length", "Accepted tokens of each checked draft.", labels=labels
+        )
         for one in drafted:
             key = (self._role, self._worker_id, one.source)
             drafts.add_metric(key, one.num_proposals)
             tokens.add_metric(key, one.num_tokens)
             accepted.add_metric(key, one.num_accepted)
+            up_to = [*accumulate(one.num_by_length)]
+            # The last bucket has all longer ones too.
+            bounds = [*map(floatToGoString, range(len(up_to) - 1)), "+Inf"]
+            lengths.add_metric(key, [*zip(bounds, up_to, strict=True)], one.num_accepted)
         yield drafts
         yield tokens
         yield accepted
+        yield lengths
 
     def _forward_times(self, times: ForwardTimes) -> Iterator[Metric]:
         family = GaugeMetricFamily(

@@ -3,7 +3,13 @@ from collections.abc import Sequence
 
 
 class Drafter(ABC):
-    """Proposes the next tokens of one request. A wrong proposal costs time, never a token."""
+    """Proposes the next tokens of one request. A wrong proposal costs time, never a token.
+
+    Attributes:
+        source: name of the last proposal's source in the metrics; "" for the drafter's own name.
+    """
+
+    source: str = ""
 
     @abstractmethod
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:

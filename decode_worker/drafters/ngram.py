@@ -19,9 +19,13 @@ class NgramDrafter(Drafter):
     """Finds the longest ending of the sequence that occurs earlier in the window, and proposes what followed there.
 
     Of equally long ones the latest counts. A repetition that reaches the end goes on periodically.
+
+    Attributes:
+        num_matched: length of the last proposal's repetition; 0 without a proposal.
     """
 
     def __init__(self) -> None:
+        self.num_matched = 0
         # The first `_size` tokens hold the latest ones of the sequence.
         self._tokens = np.empty(0, np.int32)
         self._size = 0
@@ -51,6 +55,7 @@ class NgramDrafter(Drafter):
 
     def _latest_match(self, tokens: "np.ndarray[Any, np.dtype[np.int32]]") -> int:
         """Returns the index behind the earlier occurrence; -1 without one."""
+        self.num_matched = 0
         if len(tokens) <= MIN_MATCH:
             return -1
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
@@ -61,4 +66,7 @@ class NgramDrafter(Drafter):
                 break
             ends = ends[ends >= matched]
             ends = ends[tokens[ends - matched] == tokens[-1 - matched]]
-        return latest + 1 if matched >= MIN_MATCH else -1
+        if matched < MIN_MATCH:
+            return -1
+        self.num_matched = matched
+        return latest + 1

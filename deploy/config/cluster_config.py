@@ -20,7 +20,8 @@ from tandem.config import (
     require,
     require_one_of,
 )
-from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig, DecodeOptions
+from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.speculation import NO_SPECULATION
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
@@ -211,6 +212,12 @@ class ClusterConfig(ClusterOptions):
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
         self._check_ranks()
+        if self.speculation_shared:
+            require(
+                bool(self.api_keys) and not self.share_cache_between_keys,
+                "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
+                "share_cache_between_keys out",
+            )
         if self.speculation != NO_SPECULATION:
             require(
                 self.device == "cpu",
@@ -431,6 +438,7 @@ class ClusterConfig(ClusterOptions):
                 "key_file": self.key_file,
                 "cluster_token": cluster_token,
                 "takes_adapters": bool(self.lora_root),
+                "shares_drafts": self.speculation_shared,
                 "starts_from_zero": has_zero(self.bounds),
                 "chat_template": _absolute(self.chat_template),
                 "log": self._log,

@@ -62,6 +62,7 @@ GROUPS = {
         "mixed_steps",
         "disable_overlap_schedule",
         "speculation",
+        "speculation_shared",
         "schedule",
         "eviction",
         "store_memory",

@@ -8,12 +8,6 @@ from dataclasses import dataclass
 from tandem.pagestore.server.eviction_queue import EvictionQueue
 
 
-def owner_of(namespace: str) -> str:
-    """Returns the part of a cache namespace that quotas count by: the API key's digest, or the name of a namespace
-    without one, up to its first "/"."""
-    return namespace.partition("/")[0]
-
-
 @dataclass(slots=True, eq=False)
 class Namespace:
     """An owner of namespaces that has slots.

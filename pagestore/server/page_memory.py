@@ -7,8 +7,9 @@ from tandem.page_changes import PageChangeLog
 from tandem.pagestore.server.base import StoredPage
 from tandem.pagestore.server.eviction_queue import EvictionQueue
 from tandem.pagestore.server.key_index import KeyIndex
-from tandem.pagestore.server.namespaces import Namespace, Namespaces, owner_of
+from tandem.pagestore.server.namespaces import Namespace, Namespaces
 from tandem.pagestore.server.slots import PINNED, READY, UNLISTED, SlotTable
+from tandem.prefix import owner_of
 
 
 class PageMemory:

@@ -156,7 +156,11 @@ class CacheNamespaces:
     def of(self, key: str, asked_for: str) -> str:
         if not key or self._share_between_keys:
             return asked_for
-        return f"{secret_digest(self._secret, key)}/{asked_for}"
+        return f"{self.owner(key)}/{asked_for}"
+
+    def owner(self, key: str) -> str:
+        """Returns tandem.prefix.owner_of a key's namespaces, where keys do not share them."""
+        return secret_digest(self._secret, key)
 
 
 def secret_digest(secret: str, client: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from tandem.config import parse_api_key
 from tandem.lifecycle import RECEIVED, TOKENIZED, now_ns
 from tandem.prefix import ADAPTER_MARK, adapted_namespace, split_namespace
 from tandem.router.adapters.names import ServedModel
@@ -83,6 +84,14 @@ class Frontend:
         self.output_format = OutputFormat(tokenizer, config.tool_parser, config.reasoning_parser)
         # A router without a cluster can only resume its own requests.
         self._sealer = Sealer(config.cluster_token or secrets.token_hex(16))
+        self.set_keys(config.api_keys)
+
+    def set_keys(self, api_keys: Sequence[str]) -> None:
+        """Replaces the API keys. Args: api_keys: "KEY" or "KEY MAX_PRIORITY" each."""
+        self.access.set_keys(api_keys)
+        if self.config.shares_drafts:
+            keys = [parse_api_key(text).key for text in api_keys]
+            self.router.set_namespace_owners([self._cache_namespaces.owner(key) for key in keys])
 
     @contextmanager
     def refusals_counted(self, request_id: str = "") -> Iterator[None]:

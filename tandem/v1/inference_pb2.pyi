@@ -496,16 +496,18 @@ class WorkerStats(_message.Message):
     def __init__(self, num_queued: _Optional[int] = ..., num_running: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_cached_pages: _Optional[int] = ..., num_locked_pages: _Optional[int] = ..., num_leased_pages: _Optional[int] = ..., prompt_tokens_computed: _Optional[int] = ..., output_tokens_computed: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., num_given_back: _Optional[int] = ..., num_leases_expired: _Optional[int] = ..., shipped: _Optional[_Iterable[_Union[Shipped, _Mapping]]] = ..., forward_times: _Optional[_Union[ForwardTimes, _Mapping]] = ..., prefix_host_tokens: _Optional[int] = ..., prefix_disk_tokens: _Optional[int] = ..., prefix_peer_tokens: _Optional[int] = ..., load_token_s: _Optional[_Iterable[float]] = ..., num_queued_tokens: _Optional[int] = ..., drafted: _Optional[_Iterable[_Union[Drafted, _Mapping]]] = ..., num_adapters_on_device: _Optional[int] = ..., num_adapters_in_host: _Optional[int] = ..., num_adapter_loads: _Optional[int] = ..., adapter_load_ns: _Optional[int] = ...) -> None: ...
 
 class Drafted(_message.Message):
-    __slots__ = ("source", "num_proposals", "num_tokens", "num_accepted")
+    __slots__ = ("source", "num_proposals", "num_tokens", "num_accepted", "num_by_length")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     NUM_PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_BY_LENGTH_FIELD_NUMBER: _ClassVar[int]
     source: str
     num_proposals: int
     num_tokens: int
     num_accepted: int
-    def __init__(self, source: _Optional[str] = ..., num_proposals: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_accepted: _Optional[int] = ...) -> None: ...
+    num_by_length: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, source: _Optional[str] = ..., num_proposals: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_by_length: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ForwardTimes(_message.Message):
     __slots__ = ("prefill_s", "prompt_token_s", "attended_token_s", "step_s", "request_s", "kv_token_s", "gap_beside_prompts_s")

@@ -88,7 +88,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., link_state: _Optional[_Union[LinkState, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., prefill_deferred: _Optional[_Union[PrefillDeferred, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., lease_lost: _Optional[_Union[LeaseLost, _Mapping]] = ..., recalled: _Optional[_Union[Recalled, _Mapping]] = ..., unservable: _Optional[_Union[Unservable, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ..., clock_reply: _Optional[_Union[ClockReply, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., cached_prefixes: _Optional[_Union[CachedPrefixes, _Mapping]] = ..., embedded: _Optional[_Union[Embedded, _Mapping]] = ..., not_moved: _Optional[_Union[NotMoved, _Mapping]] = ..., adapter_checked: _Optional[_Union[AdapterChecked, _Mapping]] = ..., adapter_places: _Optional[_Union[AdapterPlaces, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
-    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe", "repeat_prefixes", "move", "check_adapter", "adapters")
+    __slots__ = ("welcome", "peers", "admit", "prefill", "abort", "recall", "reset_cache", "clock_probe", "repeat_prefixes", "move", "check_adapter", "adapters", "namespace_owners")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ADMIT_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class RouterMessage(_message.Message):
     MOVE_FIELD_NUMBER: _ClassVar[int]
     CHECK_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_OWNERS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     peers: Peers
     admit: Admit
@@ -113,7 +114,8 @@ class RouterMessage(_message.Message):
     move: Move
     check_adapter: CheckAdapter
     adapters: Adapters
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ..., repeat_prefixes: _Optional[_Union[RepeatPrefixes, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ..., check_adapter: _Optional[_Union[CheckAdapter, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ...) -> None: ...
+    namespace_owners: NamespaceOwners
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., peers: _Optional[_Union[Peers, _Mapping]] = ..., admit: _Optional[_Union[Admit, _Mapping]] = ..., prefill: _Optional[_Union[Prefill, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., reset_cache: _Optional[_Union[ResetCache, _Mapping]] = ..., clock_probe: _Optional[_Union[ClockProbe, _Mapping]] = ..., repeat_prefixes: _Optional[_Union[RepeatPrefixes, _Mapping]] = ..., move: _Optional[_Union[Move, _Mapping]] = ..., check_adapter: _Optional[_Union[CheckAdapter, _Mapping]] = ..., adapters: _Optional[_Union[Adapters, _Mapping]] = ..., namespace_owners: _Optional[_Union[NamespaceOwners, _Mapping]] = ...) -> None: ...
 
 class PageFormat(_message.Message):
     __slots__ = ("model_fingerprint", "page_bytes", "layout")
@@ -641,6 +643,12 @@ class CachedPrefixes(_message.Message):
     removed: bytes
     tier: int
     def __init__(self, number: _Optional[int] = ..., is_whole: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
+
+class NamespaceOwners(_message.Message):
+    __slots__ = ("owners",)
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    owners: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owners: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RepeatPrefixes(_message.Message):
     __slots__ = ()

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.both_worker.scheduler import BothScheduler
 from tandem.both_worker.worker import make_both_scheduler
-from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.scheduler import DecodeScheduler
+from tandem.decode_worker.speculation import NO_SPECULATION
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import PROTOCOL_VERSION, Abort, GaveBack, Granted, Heartbeat, Hello, PageFormat, Peer
 from tandem.peer_union import KEEP_S

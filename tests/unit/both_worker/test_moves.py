@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tandem.both_worker.worker import make_both_scheduler
-from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.leases import MOVE_ROOM_PAGES
+from tandem.decode_worker.speculation import NO_SPECULATION
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.kvtransfer.events import FromReceiver, FromSender, ReceiverLinkOpened, SenderLinkClosed, SenderLinkOpened
 from tandem.kvtransfer.transports.shared_memory import SharedMemoryReceiver, SharedMemorySender

@@ -9,6 +9,7 @@ from tandem.decode_worker.job import DecodeJob
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
+from tandem.messages import Drafted
 from tandem.sampling_params import SamplingParams
 from tests.fakes.engine import FakeEngine
 from tests.fakes.scripted_drafter import scripted
@@ -123,9 +124,8 @@ def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine
     jobs.draft()
     job.sequence.num_pending = 1
     assert job.take_drafted([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
-    jobs.drafting.accepted(2)
-    counts = jobs.drafting.counts
-    assert (counts.source, counts.num_proposals, counts.num_tokens, counts.num_accepted) == (source, 2, 8, 2)
+    jobs.drafting.checked(job, 2)
+    assert jobs.drafting.counts == (Drafted(source, 2, 8, 2, (0, 0, 1, 0, 0, 0, 0, 0)),)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ STATS = WorkerStats(
     prefix_host_tokens=32,
     prefix_disk_tokens=16,
     num_given_back=3,
-    drafted=(Drafted("ngram", 5, 18, 9),),
+    drafted=(Drafted("ngram", 5, 18, 9, (1, 0, 2, 0, 0, 1, 0, 0)),),
     num_leases_expired=4,
     num_adapters_on_device=2,
     num_adapters_in_host=5,
@@ -54,6 +54,7 @@ STATS = WorkerStats(
     forward_times=ForwardTimes(1e-3, 2e-6, 3e-9, 4e-3, 5e-6, 6e-9, 7e-3),
 )
 # Of buckets that hold the value 3.
+LENGTH_BOUNDS = ("0.0", "1.0", "2.0", "3.0", "4.0", "5.0", "6.0", "+Inf")
 LATER_BOUNDS = ("3.0", "4.0", "6.0", "8.0", "16.0", "32.0", "64.0", "+Inf")
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -111,6 +112,12 @@ def test_worker_exports_its_stats() -> None:
         sample("tandem_drafts_total", source="ngram", **worker): 5,
         sample("tandem_drafted_tokens_total", source="ngram", **worker): 18,
         sample("tandem_accepted_tokens_total", source="ngram", **worker): 9,
+        **{
+            sample("tandem_accepted_length_bucket", source="ngram", le=le, **worker): count
+            for le, count in zip(LENGTH_BOUNDS, (1, 1, 3, 3, 3, 4, 4, 4), strict=True)
+        },
+        sample("tandem_accepted_length_count", source="ngram", **worker): 4,
+        sample("tandem_accepted_length_sum", source="ngram", **worker): 9,
         sample("tandem_forward_time_seconds", part="prefill", **worker): 1e-3,
         sample("tandem_forward_time_seconds", part="prompt_token", **worker): 2e-6,
         sample("tandem_forward_time_seconds", part="attended_token", **worker): 3e-9,

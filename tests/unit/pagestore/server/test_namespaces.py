@@ -1,6 +1,7 @@
 import pytest
 
-from tandem.pagestore.server.namespaces import Namespaces, owner_of
+from tandem.pagestore.server.namespaces import Namespaces
+from tandem.prefix import owner_of
 
 
 @pytest.mark.parametrize(
