@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafters.shared import SharedOutputs
-from tandem.decode_worker.drafting import Drafting
+from tandem.decode_worker.drafting import Drafting, StepDrafts
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
+from tandem.decode_worker.model_drafting import ModelDrafting
 from tandem.decode_worker.pacing import StepPace
 from tandem.decode_worker.speculation import parse_speculation
 from tandem.decode_worker.step import DecodeStep
@@ -118,10 +119,13 @@ class DecodeScheduler(ForwardScheduler):
         self._num_given_back = 0
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
 
-    def _new_drafting(self) -> Drafting | None:
-        source, has_policy = parse_speculation(self._config.speculation)
+    def _new_drafting(self) -> StepDrafts | None:
+        speculation = parse_speculation(self._config.speculation)
+        source, has_policy = speculation.source, speculation.has_policy
         if not source:
             return None
+        if speculation.is_by_model:
+            return ModelDrafting(source, self._engine, self._cache)
         policy = DraftPolicy(self._timer, self._config.itl_objective_s) if has_policy else None
         return Drafting(source, self._engine, self._cache, policy, self._shared_outputs)
 
