@@ -34,15 +34,19 @@ class Speculation(NamedTuple):
         return self.source in MODEL_SOURCES
 
 
+def model_sources() -> tuple[str, ...]:
+    """Returns MODEL_SOURCES as users write them."""
+    return tuple(f"{source}:{argument}" if argument else source for source, argument in MODEL_SOURCES.items())
+
+
 def parse_speculation(text: str) -> Speculation:
     """Raises ValueError; the message names the field and its valid values."""
     source, separator, argument = text.partition(":")
     if (wanted := MODEL_SOURCES.get(source)) is not None:
         if bool(wanted) != bool(argument) or bool(separator) != bool(argument):
-            example = f"{source}:{wanted}" if wanted else source
-            raise ValueError(f"speculation {text!r} is incomplete or has too much: give {example}")
+            raise ValueError(f"speculation must be one of {', '.join(model_sources())}, not {text!r}")
         return Speculation(source, argument=argument)
-    DRAFTERS.check("speculation", text, besides=(NO_SPECULATION, AUTO_SPECULATION))
+    DRAFTERS.check("speculation", text, besides=(NO_SPECULATION, AUTO_SPECULATION, *model_sources()))
     if text == NO_SPECULATION:
         return Speculation("")
     if text == AUTO_SPECULATION:

@@ -21,7 +21,7 @@ from tandem.config import (
     require_one_of,
 )
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
-from tandem.decode_worker.speculation import NO_SPECULATION
+from tandem.decode_worker.speculation import NO_SPECULATION, parse_speculation
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
@@ -419,6 +419,8 @@ class ClusterConfig(ClusterOptions):
                 "max_batch_size": self.max_batch_size,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
+                # Of all roles: prefills write the drafter's pages too.
+                "drafter": self.speculation if parse_speculation(self.speculation).is_by_model else "",
             },
         )
 
