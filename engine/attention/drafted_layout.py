@@ -10,11 +10,13 @@ from tandem.engine.models.config import ModelConfig
 
 # Kernels are compiled for addresses that are multiples of 16.
 ALIGNMENT = 16
+# A step computes at most so many tokens of a sequence, and the states before them are not needed again.
+MAX_STATES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedLayout(PageLayout):
-    """A page has three regions: the target's page, the drafter's page, and states of the page's tokens.
+    """A page has three regions: the target's page, the drafter's page, and states of the page's last tokens.
 
     Each region begins at a multiple of a token's row in all regions, and so does each page. So every region can be
     viewed as rows of one token, whatever the others hold.
@@ -51,6 +53,11 @@ class DraftedLayout(PageLayout):
         return self.state_size * DTYPE_BYTES[self.dtype]
 
     @property
+    def num_states(self) -> int:
+        """States in a page. That of a token lies at its offset in the page modulo this number."""
+        return min(self.page_size, MAX_STATES)
+
+    @property
     def drafter_offset(self) -> int:
         """Start of the drafter's region, in bytes."""
         return self._aligned(self.target.page_bytes)
@@ -61,11 +68,11 @@ class DraftedLayout(PageLayout):
 
     @property
     def page_bytes(self) -> int:
-        return self._aligned(self.states_offset + self.page_size * self.state_bytes)
+        return self._aligned(self.states_offset + self.num_states * self.state_bytes)
 
     @property
     def tag(self) -> str:
-        states = f" states/{self.dtype}/{self.state_size}" if self.state_size else ""
+        states = f" states/{self.dtype}/{self.num_states}x{self.state_size}" if self.state_size else ""
         return f"{self.target.tag} drafts/{self.drafter.tag}{states}"
 
     def shard(self, rank: int, degree: int) -> Self:

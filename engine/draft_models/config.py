@@ -80,7 +80,7 @@ class DrafterConfig:
 
 
 def engine_page_layout(engine: EngineConfig, model: ModelConfig) -> PageLayout:
-    """Returns the pages of an engine of one rank. Raises ValueError: pages cannot be so, or the drafter does not fit."""
+    """Returns the pages of an engine of one rank. Raises ValueError: the sizes or the drafter do not fit."""
     layout = page_layout_of(model, engine.page_size, engine.dtype, engine.kv_cache_dtype)
     drafter = drafter_of(engine, model)
     return layout if drafter is None else drafter.page_layout(layout, engine.page_size, engine.dtype)

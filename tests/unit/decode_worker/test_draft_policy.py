@@ -108,7 +108,11 @@ def test_acceptance_counts_up_to_the_first_wrong_draft() -> None:
     once = policy.observe(SOURCE, START, [7], [7])
     assert policy.observe(SOURCE, START, [7, 8, 9], [7]) == once > START
     # The tokens behind a wrong draft say nothing of later ones.
-    assert policy.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9]) == policy.observe(SOURCE, START, [7, 8], [7, 9]) < once
+    assert (
+        policy.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9])
+        == policy.observe(SOURCE, START, [7, 8], [7, 9])
+        < once
+    )
     assert policy.observe(SOURCE, START, [], [7]) == START
 
 

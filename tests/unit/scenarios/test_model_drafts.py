@@ -1,20 +1,25 @@
 """Drafts by a model change no token, and a model that drafts for itself is right wherever the pages come from."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_models.drafted_model import DraftedModel
 from tandem.engine.engine import Engine
+from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Drafted
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
+from tests.cluster.tiny_experts import save_tiny_experts
+from tests.fakes.tiny_drafters import add_mtp_layer, save_eagle_head
 from tests.unit.scenarios.test_speculation import (
     ENDS,
     GRAMMARS,
@@ -29,15 +34,40 @@ from tests.unit.scenarios.test_speculation import (
 SAMPLED = SamplingParams(24, temperature=0.9, seed=11)
 
 
+def build(path: Path, drafter: str) -> Engine:
+    config = EngineConfig(
+        str(path), num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_threads=1, mixed_steps=True, drafter=drafter
+    )
+    return build_engine(config, f"model-drafts-{path.name}", lambda doing: None)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Engine whose draft model has the target's shape."""
     path = tmp_path_factory.mktemp("model") / "tiny"
     save_tiny_model(path)
-    config = EngineConfig(
-        str(path), num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_threads=1, mixed_steps=True, drafter=f"draft:{path}"
-    )
-    engine = build_engine(config, "model-drafts", lambda doing: None)
+    engine = build(path, f"draft:{path}")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=["draft", "eagle", "deepseek_v3", "deepseek_v32"])
+def any_engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Engine with a drafter of each kind: another model, a head, or a layer for further tokens."""
+    path = tmp_path_factory.mktemp("model") / request.param
+    drafter = "mtp"
+    if request.param.startswith("deepseek"):
+        save_tiny_experts(path, request.param)
+        add_mtp_layer(path)
+    else:
+        other = path.with_name("drafter")
+        drafter = f"{request.param}:{other}"
+        save_tiny_model(path)
+        if request.param == "eagle":
+            save_eagle_head(other, path)
+        else:
+            save_tiny_model(other, num_key_value_heads=4, head_dim=24)
+    engine = build(path, drafter)
     yield engine
     engine.close()
 
@@ -115,3 +145,43 @@ def test_drafts_go_on_as_far_as_the_grammar_allows(engine: Engine) -> None:
     draw_both(engine, 3, 0.0)
     sampling = replace(SAMPLED, grammar=GRAMMARS[0], stop_token_ids=ENDS)
     run_both(engine, {f"r{i}": Request([7, 3, 9], replace(sampling, seed=i), [3]) for i in range(3)}, 190)
+
+
+def drafts_of_one_prefill(engine: Engine, sequence: TokenSequence, num_drafts: int) -> list[int]:
+    """Returns the drafts behind the same tokens if one forward pass has computed all but the last."""
+    assert engine.draft_maker is not None
+    anew = TokenSequence([*sequence.token_ids], sequence.prompt_len, range(NUM_PAGES), sampling=sequence.sampling)
+    anew.extend(len(anew.token_ids) - 1)
+    if anew.extend_len:
+        engine.forward(Batch.of([], [anew])).token_ids()
+    anew.complete_extend()
+    return engine.draft_maker.make([anew], [num_drafts])[0]
+
+
+def test_drafts_follow_from_the_tokens_alone(any_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever computed the pages: chunks, cached prefixes, steps with right or wrong drafts, mixed steps, restarts."""
+    maker = any_engine.draft_maker
+    assert maker is not None
+    made: list[tuple[TokenSequence, list[int]]] = []
+    make = maker.make
+
+    def record(sequences: Sequence[TokenSequence], num_drafts: Sequence[int]) -> list[list[int]]:
+        drafts = make(sequences, num_drafts)
+        for sequence, of_sequence in zip(sequences, drafts, strict=True):
+            known = TokenSequence([*sequence.token_ids], sequence.prompt_len, (), sampling=sequence.sampling)
+            made.append((known, of_sequence))
+        return drafts
+
+    for seed in range(3):
+        rng = random.Random(seed)
+        requests = random_requests(rng)
+        stem = [rng.randrange(VOCAB_SIZE - len(ENDS)) for _ in range(rng.choice((PAGE_SIZE, 19)))]
+        for request in requests.values():
+            # A common beginning, so that later attempts and requests find cached pages.
+            request.prompt_ids = stem + request.prompt_ids[: rng.randint(0, 20)]
+        monkeypatch.setattr(maker, "make", record)
+        run_both(any_engine, requests, 190)
+        monkeypatch.undo()
+    assert len(made) > 30
+    for sequence, drafts in made:
+        assert drafts_of_one_prefill(any_engine, sequence, len(drafts)) == drafts
