@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.attention.choice import choose_backend
 from tandem.engine.attention.drafted_layout import DraftedLayout
 from tandem.engine.attention.table import AUTO
@@ -17,6 +17,7 @@ from tandem.engine.draft_models.base import DraftModel
 from tandem.engine.draft_models.config import DRAFT, DrafterConfig, check_tokens
 from tandem.engine.draft_models.drafted_model import DraftedModel
 from tandem.engine.draft_models.eagle import EagleModel
+from tandem.engine.draft_models.graphed_backend import GraphableDraftedBackend
 from tandem.engine.draft_models.mtp import MtpModel
 from tandem.engine.draft_models.whole_model import WholeDraftModel
 from tandem.engine.kvcache.pool import KvPool, PoolRegion
@@ -74,7 +75,10 @@ def drafted_backend(
     def make(pool: KvPool) -> DraftedBackend:
         target = target_backend(PoolRegion(pool, layout.target, 0))
         of_drafter = PoolRegion(pool, layout.drafter, layout.drafter_offset)
+        own = backend(of_drafter, drafter.num_q_heads)
         states = PageStates(pool, layout) if layout.state_size else None
-        return DraftedBackend(target, backend(of_drafter, drafter.num_q_heads), states)
+        if isinstance(target, GraphableBackend) and isinstance(own, GraphableBackend):
+            return GraphableDraftedBackend(target, own, states, pool.num_pages)
+        return DraftedBackend(target, own, states)
 
     return make

@@ -23,6 +23,7 @@ class KvPool(ABC):
     """
     Attributes:
         memory: (num_pages, page_bytes) uint8, contiguous.
+        memory_and_dummy: `memory`, and on a GPU behind it the dummy page for padding rows.
         gpu: PCI id of the GPU; "" on a CPU.
     """
 
@@ -31,7 +32,7 @@ class KvPool(ABC):
     def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self.memory = memory
+        self.memory = self.memory_and_dummy = memory
         self.device = memory.device
 
     @abstractmethod
@@ -48,15 +49,9 @@ class PoolRegion(KvPool):
 
     def __init__(self, pool: KvPool, layout: PageLayout, offset: int) -> None:
         """Args: offset: start of the region in a page, in bytes."""
-        self._pool = pool
-        self._columns = slice(offset, offset + layout.page_bytes)
-        super().__init__(layout, pool.num_pages, pool.memory[:, self._columns])
-
-    @property
-    def memory_and_dummy(self) -> torch.Tensor:
-        """As of the pool, on a GPU."""
-        memory: torch.Tensor = self._pool.memory_and_dummy  # type: ignore[attr-defined]
-        return memory[:, self._columns]
+        columns = slice(offset, offset + layout.page_bytes)
+        super().__init__(layout, pool.num_pages, pool.memory[:, columns])
+        self.memory_and_dummy = pool.memory_and_dummy[:, columns]
 
     def close(self) -> None:
         """Does nothing: the pool has the memory."""
