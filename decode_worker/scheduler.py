@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.draft_depth import DraftDepth
 from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafters.shared import SharedOutputs
 from tandem.decode_worker.drafting import Drafting, StepDrafts
@@ -95,9 +96,9 @@ class DecodeScheduler(ForwardScheduler):
         self._outbox = outbox
         self._config = config
         self._shared_outputs = SharedOutputs() if config.speculation_shared else None
+        self._clock = clock
         self._drafting = self._new_drafting()
         self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
-        self._clock = clock
         self._pace = StepPace(clock)
         self._running: list[DecodeJob] = []
         tier = tier or NoTier()
@@ -120,14 +121,15 @@ class DecodeScheduler(ForwardScheduler):
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
 
     def _new_drafting(self) -> StepDrafts | None:
-        speculation = parse_speculation(self._config.speculation)
-        source, has_policy = speculation.source, speculation.has_policy
+        speculation, objective_s = parse_speculation(self._config.speculation), self._config.itl_objective_s
+        source = speculation.source
         if not source:
             return None
         if speculation.is_by_model:
-            return ModelDrafting(source, self._engine, self._cache)
-        policy = DraftPolicy(self._timer, self._config.itl_objective_s) if has_policy else None
-        return Drafting(source, self._engine, self._cache, policy, self._shared_outputs)
+            policy, depth = DraftPolicy(self._timer, objective_s), DraftDepth(self._timer, objective_s)
+            return ModelDrafting(source, self._engine, self._cache, policy, depth, self._clock)
+        chooses = DraftPolicy(self._timer, objective_s) if speculation.has_policy else None
+        return Drafting(source, self._engine, self._cache, chooses, self._shared_outputs)
 
     @property
     def num_running(self) -> int:
