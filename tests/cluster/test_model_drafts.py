@@ -26,7 +26,6 @@ def own_drafts(config: ClusterConfig) -> ClusterConfig:
 
 def check_accepted(served: ServedCluster) -> None:
     num_drafted, num_accepted = drafted(served.integrity())
-    print("drafted", num_drafted, num_accepted)
     assert num_accepted >= MIN_ACCEPTED * num_drafted and num_drafted > 0
 
 
@@ -37,15 +36,16 @@ def test_drafts_are_right_behind_handovers_prefixes_and_restarts(
     wait_whole(served)
     rng = random.Random(3)
     prompts = [random_ids(rng, rng.randint(3, 90)) for _ in range(4)]
-    for turn in range(2):
+    for _ in range(2):
+        samplings = [SAMPLING[i % len(SAMPLING)] | {"seed": 2**40 + i} for i in range(len(prompts))]
         streams = [
-            LiveStream(served, prompt, max_tokens=MAX_TOKENS, ignore_eos=True, **SAMPLING[i % len(SAMPLING)])
-            for i, prompt in enumerate(prompts)
+            LiveStream(served, prompt, max_tokens=MAX_TOKENS, ignore_eos=True, **sampling)
+            for prompt, sampling in zip(prompts, samplings, strict=True)
         ]
         answers = [stream.finish() for stream in streams]
-        for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        for prompt, sampling, answer in zip(prompts, samplings, answers, strict=True):
             assert len(answer.token_ids) == MAX_TOKENS
-            assert confirm(tiny_oracle, prompt, SAMPLING[i % len(SAMPLING)], answer.token_ids), (turn, i)
+            assert confirm(tiny_oracle, prompt, sampling, answer.token_ids), sampling
         check_accepted(served)
         # The next turn's prompts have cached prefixes on both workers.
         prompts = [[*p, *a.token_ids, *random_ids(rng, 5)] for p, a in zip(prompts, answers, strict=True)]
