@@ -6,6 +6,9 @@ Times are of the process's CPU, so other load on the host counts little. An outp
 batch sizes, rounding of logits may change a token that lies on the edge of another.
 
   python -m benchmarks.speculation
+  python -m benchmarks.speculation --sources
+
+With --sources, no speculation runs: outputs without it are replayed with each source of drafts, up to 7 a step.
 """
 
 import argparse
@@ -18,6 +21,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from benchmarks.draft_sources import replays
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker import drafting
 from tandem.decode_worker.config import DecodeConfig
@@ -171,6 +175,18 @@ class Row:
         return self.rate / self.plain_rate
 
 
+def end_of_chats(tokenizer: Tokenizer) -> int:
+    end: int | None = tokenizer.token_to_id("<|im_end|>")
+    if end is None:
+        raise ValueError("the model's chats do not end with <|im_end|>: use --model smollm2-135m-instruct")
+    return end
+
+
+def chats_of(kind: str, tokenizer: Tokenizer) -> list[list[int]]:
+    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in PROMPTS[kind]]
+    return [tokenizer.encode(chat).ids for chat in chats]
+
+
 def measure(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -178,12 +194,9 @@ def measure(
     batches: Sequence[int],
     max_tokens: int,
 ) -> Iterator[Row]:
-    end = tokenizer.token_to_id("<|im_end|>")
-    if end is None:
-        raise ValueError("the model's chats do not end with <|im_end|>: use --model smollm2-135m-instruct")
+    end = end_of_chats(tokenizer)
     for kind in kinds:
-        chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in PROMPTS[kind]]
-        prompts = [tokenizer.encode(chat).ids for chat in chats]
+        prompts = chats_of(kind, tokenizer)
         for batch in batches:
             for temperature in TEMPERATURES:
                 sampling = SamplingParams(max_tokens, temperature=temperature, seed=1, stop_token_ids=(end,))
@@ -221,6 +234,20 @@ def _row(
     )
 
 
+def print_sources(engine: Engine, tokenizer: Tokenizer, kinds: Sequence[str], max_tokens: int) -> None:
+    columns = ("requests", "temperature", "source", "own drafts accepted", "shared", "tokens a step", "CPU us a step")
+    print(f"| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|", flush=True)
+    end = end_of_chats(tokenizer)
+    for kind in kinds:
+        prompts = chats_of(kind, tokenizer)
+        for temperature in TEMPERATURES:
+            sampling = SamplingParams(max_tokens, temperature=temperature, seed=1, stop_token_ids=(end,))
+            outputs = run(engine, prompts, sampling, NO_SPECULATION).outputs.values()
+            for name, replay in replays([*zip(prompts, outputs, strict=True)]):
+                print(f"| {kind} | {temperature:g} | {name} | {replay.row()} |", flush=True)
+
+
 def step_costs(engine: Engine, batches: Sequence[int], num_drafts: Sequence[int], num_steps: int) -> dict[str, float]:
     """Returns a step's CPU time with wrong drafts as times that of a step without, by batch and drafts."""
     costs = {}
@@ -248,11 +275,16 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="requests that run together")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--steps", type=int, default=24, help="steps of each measurement of a step's cost; 0: none")
+    parser.add_argument("--sources", action="store_true", help="compare sources of drafts, and nothing else")
     parser.add_argument("--out", type=Path, help="JSON file for the results")
     args = parser.parse_args()
     model_dir = resolve_model(args.model)
     engine = build_engine(EngineConfig(str(model_dir), num_pages=512, num_threads=1), "speculation", lambda doing: None)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    if args.sources:
+        print_sources(engine, tokenizer, args.kinds, args.max_tokens)
+        engine.close()
+        return
     columns = (
         *("requests", "batch", "temperature", "--speculation"),
         *("drafted a step", "accepted", "tokens a step", "tokens/CPU s", "ratio", "outputs that differ"),

@@ -36,7 +36,7 @@ class DecodeConfig(DecodeOptions):
         admit_grace_s: time for which a LeaseRequest waits for its Admit, and a restarted request's place is held.
         max_overtaken: maximum number of younger leases granted before a request's, over all attempts.
         max_waiting: limit of waiting lease requests; beyond it the last is refused and asks again.
-        overlap: launch a step before the previous tokens are known, on an asynchronous engine without speculation.
+        overlap: launch a step before the previous tokens are known, on an asynchronous engine.
         itl_objective_s: expected time of a step with drafts of `auto` at most; 0 for no limit.
     """
 

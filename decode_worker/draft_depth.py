@@ -1,8 +1,10 @@
 """Number of drafts that a model makes for each request of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.draft_policy import FILLED
+from tandem.engine.draft_costs import DraftCosts
+from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
 
 # Steps between two that draft although none is expected to gain time, so that acceptance stays known.
@@ -18,10 +20,18 @@ class DraftDepth:
     those of the drafter's passes.
     """
 
-    def __init__(self, timer: ForwardTimer, itl_objective_s: float) -> None:
-        """Args: itl_objective_s: as of DraftPolicy."""
+    def __init__(
+        self,
+        timer: ForwardTimer,
+        itl_objective_s: float,
+        costs: DraftCosts | None = None,
+        lost_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Args: as of DraftPolicy."""
         self._timer = timer
         self._objective_s = itl_objective_s
+        self._costs = costs
+        self._lost_s = lost_s
         self._pass_s = 0.0
         # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
         self._drafting_s = 0.0
@@ -30,6 +40,7 @@ class DraftDepth:
     def drafted(self, num_passes: int, seconds: float) -> None:
         """Records a step's drafting; 0 passes: it had no drafts."""
         self._drafting_s += WEIGHT * (seconds - self._drafting_s)
+        self._num_without = 0 if num_passes else self._num_without + 1
         if num_passes:
             of_pass = seconds / num_passes
             self._pass_s += (WEIGHT if self._pass_s else 1.0) * (of_pass - self._pass_s)
@@ -49,15 +60,21 @@ class DraftDepth:
         plain_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
         plain_s = max(times.request_s, plain_s - self._drafting_s)
         limit_s = FILLED * self._objective_s if plain_s < FILLED * self._objective_s else float("inf")
-        num_tokens, step_s = float(num_requests), plain_s
+        num_tokens, num_drafts = float(num_requests), 0
         best, best_rate = 0, num_tokens / plain_s
         for depth in range(1, most + 1):
             chances = [acceptance**depth for acceptance, of_request in requests if of_request >= depth]
-            num_tokens += sum(chances)
-            step_s += len(chances) * times.request_s + self._pass_s
+            num_tokens, num_drafts = num_tokens + sum(chances), num_drafts + len(chances)
+            step_s = plain_s + self._lost_s() + depth * self._pass_s + self._rows_s(num_requests, num_drafts, times)
             if step_s > limit_s:
                 break
             if num_tokens / step_s > best_rate:
                 best, best_rate = depth, num_tokens / step_s
-        self._num_without = 0 if best else self._num_without + 1
-        return min(1, most) if self._num_without and self._num_without % PROBE_STEPS == 0 else best
+        return best or min(int(self._num_without >= PROBE_STEPS), most)
+
+    def _rows_s(self, num_requests: int, num_drafts: int, times: ForwardTimes) -> float:
+        """Returns the seconds that rows of drafts add to a step."""
+        if self._costs is None:
+            return num_drafts * times.request_s
+        extras = self._costs.extras_s(num_requests, num_drafts)
+        return next((seconds for most, seconds in extras if most >= num_drafts), float("inf"))

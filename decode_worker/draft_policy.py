@@ -1,7 +1,9 @@
 """Number of drafts of each request and step, by measured acceptance and step times."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
+from tandem.engine.draft_costs import DraftCosts
 from tandem.worker.forward_timer import ForwardTimer
 
 # Drafts of a request in a step at most: eight rows with its last token.
@@ -17,20 +19,33 @@ FILLED = 0.9
 class DraftPolicy:
     """Takes the drafts that raise the expected tokens per second of the whole step.
 
-    A draft raises them if its chance of acceptance, over its time, exceeds the step's tokens over the step's time. The
-    chance of a request's n-th draft is its acceptance to the n-th power. Drafts that are proposed but not computed are
-    observed too, so acceptance costs no forward pass, and wrong drafts end by themselves.
+    The chance of a request's n-th draft is its acceptance to the n-th power, and the likeliest drafts go first. Drafts
+    that are proposed but not computed are observed too, so acceptance costs no forward pass, and wrong drafts end by
+    themselves.
+
+    A step with drafts follows known tokens, so it does not overlap with the next one. Host time that would be hidden is
+    part of its price.
     """
 
-    def __init__(self, timer: ForwardTimer, itl_objective_s: float) -> None:
+    def __init__(
+        self,
+        timer: ForwardTimer,
+        itl_objective_s: float,
+        costs: DraftCosts | None = None,
+        lost_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """
         Args:
+            costs: None if a draft takes as long as a request's row.
+            lost_s: returns the seconds that a step loses without overlap.
             itl_objective_s: expected time of a step with drafts at most; 0 for no limit. A step that misses it without
                 drafts has no limit.
         """
         self._timer = timer
         self._objective_s = itl_objective_s
         self._usual: dict[str, float] = {}
+        self._costs = costs
+        self._lost_s = lost_s
 
     def usual_acceptance(self, source: str) -> float:
         """Returns the mean of all requests, which a new one is expected to have."""
@@ -48,33 +63,49 @@ class DraftPolicy:
         self._usual[source] = usual
         return acceptance
 
-    def choose(self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> list[int]:
+    def choose(
+        self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int, *, num_unknown: int = 0
+    ) -> list[int]:
         """Returns the number of drafts to compute of each proposal; none before the first measured step.
 
         Args:
             proposals: acceptance and number of drafts.
             num_requests: of the step, also those without a proposal.
             num_context: attended tokens, summed over the requests.
+            num_unknown: tokens between those that the host knows and the drafts, at the start of each proposal. All
+                must be as proposed.
         """
         counts = [0] * len(proposals)
         times = self._timer.times()
         if not times.step_s:
             return counts
         step_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
-        draft_s = times.request_s
         limit_s = FILLED * self._objective_s
         if step_s >= limit_s:
             limit_s = float("inf")
-        num_tokens = float(num_requests)
         chances = [
-            (acceptance**depth, number)
+            (acceptance ** (num_unknown + depth), number)
             for number, (acceptance, num_drafts) in enumerate(proposals)
-            for depth in range(1, num_drafts + 1)
+            for depth in range(1, num_drafts - num_unknown + 1)
         ]
-        for chance, number in sorted(chances, reverse=True):
-            if chance * step_s <= num_tokens * draft_s or step_s + draft_s > limit_s:
+        chances.sort(reverse=True)
+        # With each number of drafts.
+        num_tokens = [*accumulate((chance for chance, _ in chances), initial=float(num_requests))]
+        base_s = step_s + self._lost_s()
+        best, best_rate = 0, num_requests / step_s
+        for num_drafts, extra_s in self._extras_s(num_requests, len(chances), times.request_s):
+            seconds = base_s + extra_s
+            if seconds > limit_s:
                 break
+            rate = num_tokens[num_drafts] / seconds
+            if rate > best_rate:
+                best, best_rate = num_drafts, rate
+        for _, number in chances[:best]:
             counts[number] += 1
-            num_tokens += chance
-            step_s += draft_s
         return counts
+
+    def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
+        """Yields numbers of drafts and the seconds that they add to a step."""
+        if self._costs is None:
+            return ((num_drafts, num_drafts * request_s) for num_drafts in range(1, most + 1))
+        return self._costs.extras_s(num_requests, most)

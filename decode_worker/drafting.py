@@ -36,6 +36,14 @@ class StepDrafts(ABC):
         self._grammar_cpu_s = 0.0
 
     @abstractmethod
+    def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
+        """Returns whether a step waits for the tokens in flight, to have drafts behind them, instead of overlapping.
+
+        Args:
+            jobs: of the step. The host knows all their tokens but the last.
+        """
+
+    @abstractmethod
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         """
         Args:
@@ -66,13 +74,14 @@ class StepDrafts(ABC):
             room = self._cache.grow_into_free_pages(job.handle, num_cached + 1 + num_drafts, num_reserved=num_reserved)
         return min(num_drafts, room - num_cached - 1)
 
-    def _take(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> None:
-        """Gives the job its drafts of the next step, as far as its grammar allows them."""
+    def _take(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> int:
+        """Gives the job its drafts of the next step, as far as its grammar allows them, and returns their number."""
         if drafts and job.sequence.constraint is not None:
             drafts = self._within_grammar(job, of_job, drafts)
         if drafts:
             job.sequence.draft_ids = drafts
             self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
+        return len(drafts)
 
     def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
         """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""
@@ -115,29 +124,44 @@ class Drafting(StepDrafts):
         self._drafter = DRAFTERS.load(source)
         self._policy = policy
         self._shared = shared
-        self._max_drafts = MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS
+        self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
+
+    def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
+        if self._policy is None:
+            return True
+        proposals = self._proposals(jobs)
+        return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
 
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         num_reserved = self.num_reserved(running) if may_grow else None
+        num_left = self._engine.max_drafted_rows - len(jobs)
         self._grammar_cpu_s = 0.0
         for job, of_job, drafts in self._chosen(jobs):
-            self._take(job, of_job, drafts[: self._room(job, len(drafts), num_reserved)])
+            room = self._room(job, min(len(drafts), max(0, num_left)), num_reserved)
+            num_left -= self._take(job, of_job, drafts[:room])
 
     def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""
         proposals = self._proposals(jobs)
         if self._policy is None or not proposals:
             return proposals
-        counts = self._policy.choose(
-            [(of_job.acceptance[of_job.source], len(drafts)) for _, of_job, drafts in proposals],
-            len(jobs),
-            sum(job.sequence.cached_len + 1 for job in jobs),
-        )
+        counts = self._best_counts(proposals, jobs)
         return [
             (job, of_job, drafts[:count])
             for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
             if count
         ]
+
+    def _best_counts(
+        self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0
+    ) -> list[int]:
+        assert self._policy is not None
+        return self._policy.choose(
+            [(of_job.acceptance[of_job.source], len(drafts)) for _, of_job, drafts in proposals],
+            len(jobs),
+            sum(job.sequence.cached_len + 1 for job in jobs),
+            num_unknown=num_unknown,
+        )
 
     def _proposals(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts of each job that has any, before the policy."""

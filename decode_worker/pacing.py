@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 # Number of recent steps of each kind in the estimates.
@@ -39,6 +39,7 @@ class StepPace:
         self._multiples: deque[float] = deque(maxlen=WINDOW)
         # By whether the step has prompts.
         self._host_times_s = {kind: deque[float](maxlen=WINDOW) for kind in (False, True)}
+        self._collected_s = deque[float](maxlen=WINDOW)
         self._composing_since = self._launching_since = 0.0
         self._in_flight: deque[_Step] = deque()
 
@@ -83,6 +84,15 @@ class StepPace:
         self._in_flight.append(_Step(self._launching_since, expected_s))
         self._host_times_s[expected_s is not None].append(self._clock() - self._composing_since)
 
+    def collected(self, seconds: float) -> None:
+        """The host has handled a step's tokens. Args: seconds: since it knew them."""
+        self._collected_s.append(seconds)
+
+    @property
+    def lost_s(self) -> float:
+        """Host time of a step without prompts, which the device idles if the step does not overlap."""
+        return sum(_mean(times_s) for times_s in (self._host_times_s[False], self._collected_s))
+
     def ended(self, duration_s: float, *, was_running: bool) -> None:
         """The oldest step has ended and the next one has begun.
 
@@ -99,3 +109,7 @@ class StepPace:
             self._durations_s.append(duration_s)
         elif ended.expected_s > 0.0:
             self._multiples.append(duration_s / ended.expected_s)
+
+
+def _mean(times_s: Collection[float]) -> float:
+    return sum(times_s) / len(times_s) if times_s else 0.0

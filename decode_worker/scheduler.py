@@ -66,8 +66,8 @@ class DecodeScheduler(ForwardScheduler):
     """Schedules the running requests, by age and priority, and the leases of future ones.
 
     On an asynchronous engine steps overlap: the next step is launched shortly before the running one ends, while the
-    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped. With
-    speculation no steps overlap: drafts follow known tokens.
+    previous tokens are sent. A request that ends by a stop token is in one step too many; that token is dropped.
+    Drafts follow known tokens. So a step with drafts waits for the previous tokens, and the next one for its own.
     """
 
     def __init__(
@@ -95,11 +95,13 @@ class DecodeScheduler(ForwardScheduler):
         super().__init__(engine, cache, clock, recorder, timer, adapters)
         self._outbox = outbox
         self._config = config
-        self._shared_outputs = SharedOutputs() if config.speculation_shared else None
+        self._overlaps = config.overlap and engine.is_asynchronous
         self._clock = clock
-        self._drafting = self._new_drafting()
-        self._overlaps = config.overlap and engine.is_asynchronous and self._drafting is None
         self._pace = StepPace(clock)
+        self._shared_outputs = SharedOutputs() if config.speculation_shared else None
+        self._drafting = self._new_drafting()
+        # Since when no decode step is in flight; None if nothing was decoded before.
+        self._idle_since: float | None = None
         self._running: list[DecodeJob] = []
         tier = tier or NoTier()
         self._leases = LeaseBook(
@@ -118,18 +120,28 @@ class DecodeScheduler(ForwardScheduler):
         # Jobs whose prompt pages enter the tree after their first step's launch.
         self._uncached: list[DecodeJob] = []
         self._num_given_back = 0
-        self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_for_pages, self._give_back)
+        self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_early, self._give_back)
 
     def _new_drafting(self) -> StepDrafts | None:
-        speculation, objective_s = parse_speculation(self._config.speculation), self._config.itl_objective_s
-        source = speculation.source
-        if not source:
+        """Raises ValueError: the engine computes no drafts, or has no drafter, and the configuration asks for it."""
+        speculation, engine = parse_speculation(self._config.speculation), self._engine
+        source, has_policy = speculation.source, speculation.has_policy or speculation.is_by_model
+        if not source or (speculation.has_policy and not engine.max_drafts):
             return None
-        if speculation.is_by_model:
-            policy, depth = DraftPolicy(self._timer, objective_s), DraftDepth(self._timer, objective_s)
-            return ModelDrafting(source, self._engine, self._cache, policy, depth, self._clock)
-        chooses = DraftPolicy(self._timer, objective_s) if speculation.has_policy else None
-        return Drafting(source, self._engine, self._cache, chooses, self._shared_outputs)
+        if not engine.max_drafts:
+            raise ValueError(
+                f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
+                "a decode step, and this model's does not: leave it out"
+            )
+        policy = None
+        objective_s = self._config.itl_objective_s
+        lost_s = (lambda: self._pace.lost_s) if self._overlaps else (lambda: 0.0)
+        if has_policy:
+            policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, lost_s)
+        if policy is not None and speculation.is_by_model:
+            depth = DraftDepth(self._timer, objective_s, engine.draft_costs, lost_s)
+            return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
+        return Drafting(source, engine, self._cache, policy, self._shared_outputs)
 
     @property
     def num_running(self) -> int:
@@ -213,20 +225,26 @@ class DecodeScheduler(ForwardScheduler):
     def compose(self, *, with_drafts: bool = True) -> DecodeStep | None:
         """Composes the next step, or None. Its jobs must not change before the launch."""
         self._hold_adapters()
+        drafting = self._drafting if with_drafts else None
+        if drafting is not None and self._in_flight is not None:
+            may_run = [job for job in self._running if job.needs_step][: self._config.max_batch_size]
+            if drafting.awaits_tokens(may_run):
+                self._collect_early()
         # Growth goes before new leases.
         jobs = self._growth.grow(self._running)
         self.answer_leases()
         if not jobs:
             self._timer.nothing_decoded()
+            self._idle_since = None
             return None
         new_jobs = [job for job in jobs if job.is_new]
         for job in new_jobs:
             job.stamp(DECODE_STARTED)
         if logger.isEnabledFor(logging.DEBUG):
             self._log_batch(len(jobs), new_jobs)
-        if self._drafting is not None and with_drafts:
+        if drafting is not None and self._in_flight is None:
             # Leases that wait for pages go before drafts.
-            self._drafting.draft(jobs, self._running, may_grow=not self._leases.num_waiting)
+            drafting.draft(jobs, self._running, may_grow=not self._leases.num_waiting)
         self._recorder.lap("compose")
         return DecodeStep(jobs, new_jobs, self._in_flight, self._note_launched, self._collect)
 
@@ -235,12 +253,15 @@ class DecodeScheduler(ForwardScheduler):
     ) -> None:
         """Launches a step, handles earlier outputs while it runs, and samples its tokens."""
         self._pace.launching()
+        idle_since = self._idle_since if self._in_flight is None else None
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
+        if idle_since is not None and self._overlaps:
+            step.idle_s = self._clock() - idle_since
         self._launches.collect_all_but(1)
         # Grammars depend on the tokens just collected.
         step.sample()
         self._recorder.lap("sample")
-        if not self._overlaps:
+        if not self._overlaps or step.num_drafted:
             self.collect_launched()
 
     def next_deadline(self, *, with_prompts: bool = False) -> float | None:
@@ -417,8 +438,8 @@ class DecodeScheduler(ForwardScheduler):
             moments=moments,
         )
 
-    def _collect_for_pages(self) -> bool:
-        """Collects the steps in flight, for growth. Returns whether there were any."""
+    def _collect_early(self) -> bool:
+        """Collects the steps in flight while the next is composed. Returns whether there were any."""
         if self._in_flight is None:
             return False
         self._collect_steps()
@@ -443,7 +464,7 @@ class DecodeScheduler(ForwardScheduler):
     def _note_launched(self, step: DecodeStep) -> None:
         num_context = sum([sequence.device_len for sequence in step.sequences])
         self._timer.step_launched(len(step.jobs) + step.num_drafted, num_context, is_mixed=step.is_mixed)
-        if self._overlaps:
+        if self._overlaps and not step.num_drafted:
             self._pace.launched(self._timer.expected_s if step.is_mixed else None)
         if self._recorder.is_on:
             self._record_launch(step)
@@ -468,19 +489,20 @@ class DecodeScheduler(ForwardScheduler):
     def _collect(self, step: DecodeStep) -> None:
         """Waits for a step and handles its tokens."""
         self._outbox.flush()
-        if self._overlaps:
+        if self._overlaps and not step.num_drafted:
             was_running = not step.output.done()
             self._pace.ended(step.output.duration_s(), was_running=was_running)
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         going_on = step.collect()
+        self._idle_since = self._clock()
         new_jobs = set(step.new_jobs)
         if self._drafting is not None:
             for job, num_accepted in step.num_accepted.items():
                 self._drafting.checked(job, num_accepted)
             # The launch counted all drafts.
             self._engine.counters.output_tokens_computed -= step.num_drafted - sum(step.num_accepted.values())
-        self._timer.step_ended()
+        self._timer.step_ended(idle_s=step.idle_s)
         self._recorder.look()
         for job in going_on:
             if failure := grammar_failure(job.request_id, job.attempt, job.sequence.constraint):
@@ -496,6 +518,7 @@ class DecodeScheduler(ForwardScheduler):
         self._send_tokens(jobs)
         for job, reason in finished:
             self._finish(job, reason)
+        self._pace.collected(self._clock() - self._idle_since)
         self._recorder.lap("collect")
 
     def _log_batch(self, num_tokens: int, new_jobs: Sequence[DecodeJob]) -> None:

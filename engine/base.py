@@ -1,3 +1,4 @@
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -5,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.adapters.base import Adapters
 from tandem.engine.batch import Batch
+from tandem.engine.draft_costs import DraftCosts
 from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.grammars import Constraint, Grammars, no_constraint
 from tandem.engine.kvcache.pool import KvPool
@@ -36,12 +38,18 @@ class EngineBase(ABC):
         launches: forward passes whose results have not been taken.
         experts, expert_counts: None without mixtures of experts.
         adapters: None if it takes none.
+        max_drafts: drafts of a sequence in a decode step at most; 0: none.
+        max_drafted_rows: sequences and drafts of a step with drafts together, at most.
+        draft_costs: None if not measured.
         draft_maker: None without a model that drafts.
     """
 
     experts: ExpertsConfig | None = None
     expert_counts: ExpertCounts | None = None
     adapters: Adapters | None = None
+    max_drafts: int = 7
+    max_drafted_rows: int = sys.maxsize
+    draft_costs: DraftCosts | None = None
     draft_maker: "DraftMaker | None" = None
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:

@@ -118,6 +118,7 @@ class EngineConfig(EngineOptions):
         prefill_cuda_graphs: for mixed steps, and for prefills that take longer to launch than to compute.
         max_chunk_tokens: tokens of the largest prefill; 0: no prefills.
         max_batch_size: sequences of the largest decode step; 0: no decoding.
+        max_drafts: drafts of a sequence in a decode step at most, on a GPU; 0: no drafts.
         max_model_len: 0: the model's limit, or the pool's if less.
         degree: ranks of the worker, processes that share the model.
         drafter: layers that draft for the model, with KV in the same pages: "draft:DIR" (a model's directory),
@@ -130,6 +131,7 @@ class EngineConfig(EngineOptions):
     prefill_cuda_graphs: bool = True
     max_chunk_tokens: int = 512
     max_batch_size: int = 64
+    max_drafts: int = 0
     mixed_steps: bool = False
     degree: int = 1
     drafter: str = ""
@@ -138,7 +140,7 @@ class EngineConfig(EngineOptions):
         require_one_of(self, "device", DEVICES)
         ATTENTION_BACKENDS.check("attention_backend", self.attention_backend, device=self.device, besides=(AUTO,))
         EVICTION_POLICIES.check("eviction", self.eviction)
-        for name in ("cuda_graph_max_bs", "max_chunk_tokens", "max_batch_size", "max_model_len"):
+        for name in ("cuda_graph_max_bs", "max_chunk_tokens", "max_batch_size", "max_drafts", "max_model_len"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
         require(
             0 < self.mem_fraction_static < 1,

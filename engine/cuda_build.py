@@ -10,6 +10,8 @@ from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.agreement import agreed_num_pages, check_equal
 from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.config import EngineConfig
+from tandem.engine.draft_costs import DraftCosts
+from tandem.engine.draft_graphs import MAX_ROWS, SIZES, DraftGraphs, draft_graph_sizes
 from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs, graph_sizes
@@ -59,11 +61,15 @@ def build_on_gpu(
     attention = backend(pool)
     for_graphs = _for_graphs(attention, model)
     decode_sizes = graph_sizes(config.cuda_graph_max_bs) if for_graphs is not None else []
-    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes
+    max_drafts = config.max_drafts if attention.computes_drafts else 0
+    draft_sizes = draft_graph_sizes(config.max_batch_size, max_drafts) if decode_sizes else ()
+    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes
     check_equal(group, model, pool, attention, all_sizes)
     if not model.is_capturable and config.dtype != "float32":
         logger.warning("%s", SLOW_EXPERTS)
-    graphs, prefill_graphs, mixed_graphs = None, None, None
+    if config.max_drafts and not max_drafts:
+        logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
+    graphs, prefill_graphs, mixed_graphs, draft_graphs = None, None, None, None
     num_table_pages = layout.num_pages_for(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
     )
@@ -75,13 +81,18 @@ def build_on_gpu(
         )
     if for_graphs is not None and measured.mixed_sizes.pairs():
         mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress, slots)
+    if for_graphs is not None and draft_sizes:
+        draft_graphs = DraftGraphs(model, for_graphs, device, draft_sizes, num_table_pages, on_progress, slots)
+    draft_costs = None
+    if graphs is not None and draft_graphs is not None:
+        draft_costs = DraftCosts(graphs.times_s((1, *SIZES)), draft_graphs.times_s())
     _log_memory(config, memory, num_pages, layout, free_at_start)
     if config.workers_per_gpu > 1:
         keep_forward_memory(memory, device)
     if model.expert_counts is not None:
         # Of trial forward passes.
         model.expert_counts.reset()
-    return Engine(
+    engine = Engine(
         model,
         pool,
         attention,
@@ -91,9 +102,12 @@ def build_on_gpu(
         load_grammars(config, model_config, group.ranks),
         mixed_steps=config.mixed_steps,
         mixed_graphs=mixed_graphs,
+        draft_graphs=draft_graphs,
         ranks=launches,
         slots=slots,
     )
+    engine.max_drafts, engine.max_drafted_rows, engine.draft_costs = max_drafts, MAX_ROWS, draft_costs
+    return engine
 
 
 def _for_graphs(attention: AttentionBackend, model: Model) -> GraphableBackend | None:
@@ -112,9 +126,10 @@ def _measure(
 ) -> Measured:
     attention = backend(pool)
     engine = Engine(model, pool, attention, mixed_steps=config.mixed_steps, slots=slots)
+    engine.max_drafts = config.max_drafts if attention.computes_drafts else 0
     for_graphs = _for_graphs(attention, model)
     if for_graphs is None:
-        return measure_memory(engine, config, free_at_start, None, None, None, group)
+        return measure_memory(engine, config, free_at_start, None, None, None, None, group)
 
     def capture(batch_size: int) -> object:
         return DecodeGraphs(model, for_graphs, engine.device, batch_size, 1, lambda doing: None, slots)
@@ -125,6 +140,10 @@ def _measure(
     def capture_mixed(sizes: MixedSizes) -> object:
         return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
+    def capture_drafts(sizes: Sequence[int]) -> object:
+        return DraftGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
+
+    has_drafts = config.max_drafts > 0 and attention.computes_drafts
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
     return measure_memory(
@@ -134,6 +153,7 @@ def _measure(
         capture if config.cuda_graph_max_bs else None,
         capture_prefill if config.prefill_cuda_graphs else None,
         capture_mixed if has_mixed and has_graphs else None,
+        capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
     )
 

@@ -9,6 +9,8 @@ import torch
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
+from tandem.engine.draft_graphs import MAX_ROWS, draft_graph_sizes
+from tandem.engine.draft_graphs import SIZES as DRAFT_SIZES
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import graph_sizes
 from tandem.engine.kvcache.sizing import DeviceMemory
@@ -79,6 +81,7 @@ def measure_memory(
     capture: Callable[[int], object] | None,
     capture_prefill: Callable[[Sequence[int]], object] | None,
     capture_mixed: Callable[[MixedSizes], object] | None,
+    capture_drafts: Callable[[Sequence[int]], object] | None = None,
     group: RankGroup = SINGLE_GROUP,
 ) -> Measured:
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
@@ -88,6 +91,7 @@ def measure_memory(
         free_at_start: free_bytes before the model was made.
         capture: captures decode graphs up to a batch size and returns their owner; None: no decode graphs.
         capture_mixed: None unless there are graphs of both kinds.
+        capture_drafts: captures graphs of decode steps with drafts, by their rows; None: no such graphs.
         group: ranks that all call this. Their sizes of graphs are the leader's.
 
     Raises:
@@ -119,6 +123,11 @@ def measure_memory(
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
         batch = trials.mixed(batch_size, config.max_chunk_tokens, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
         forward = max(forward, _peak_bytes(engine, batch))
+    if config.max_drafts and engine.max_drafts and config.max_batch_size:
+        num_rows = min(MAX_ROWS, config.max_batch_size * (1 + config.max_drafts))
+        for some_trials in all_trials:
+            _load_draft_kernels(engine, some_trials, num_rows, config.max_drafts)
+        forward = max(forward, _peak_bytes(engine, trials.drafted(num_rows, config.max_drafts, _SAMPLED)))
     num_tokens = config.max_model_len or engine.model.config.max_position_embeddings
     page_table = 4 * engine.pool.layout.num_pages_for(num_tokens)
     if capture is not None:
@@ -130,9 +139,12 @@ def measure_memory(
         each = (before - free_bytes()) // len(graph_sizes(trial_size))
         del captured
         graphs += max(0, each) * len(graph_sizes(config.cuda_graph_max_bs))
+    if capture_drafts is not None and config.max_batch_size:
+        draft_sizes = draft_graph_sizes(config.max_batch_size, config.max_drafts)
+        graphs += _graph_bytes(draft_sizes, capture_drafts) + draft_sizes[-1] * page_table
     if capture_prefill is not None and config.max_chunk_tokens:
         prefill_sizes = launch_bound_sizes(engine, trials, config.max_chunk_tokens, group=group)
-        graphs += _prefill_graph_bytes(prefill_sizes, capture_prefill)
+        graphs += _graph_bytes(prefill_sizes, capture_prefill)
     if capture_mixed is not None and prefill_sizes:
         largest = min(config.max_chunk_tokens, LAUNCH_FACTOR * prefill_sizes[-1])
         mixed_sizes = MixedSizes.up_to(config.cuda_graph_max_bs, largest)
@@ -183,8 +195,8 @@ def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) 
     return launched_s, clock() - began
 
 
-def _prefill_graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object]) -> int:
-    """Estimates from the largest graph. Too high, because shared memory counts more than once."""
+def _graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object]) -> int:
+    """Estimates from the largest graphs. Too high, because shared memory counts more than once."""
     if not sizes:
         return 0
     trial = sizes[-NUM_TRIAL_SIZES:]
@@ -225,6 +237,13 @@ def _load_step_kernels(engine: Engine, trials: TrialBatches, max_batch_size: int
     for size in DECODE_SIZES:
         if size < max_batch_size:
             shallow.forward(trials.decode(size, _GREEDY))
+
+
+def _load_draft_kernels(engine: Engine, trials: TrialBatches, max_rows: int, max_drafts: int) -> None:
+    shallow = engine.shallow()
+    for num_rows in DRAFT_SIZES:
+        if num_rows < max_rows:
+            shallow.forward(trials.drafted(num_rows, min(max_drafts, num_rows - 1), _GREEDY))
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:

@@ -1,6 +1,6 @@
 """Decode steps as CUDA graphs: one launch for all kernels of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
-from tandem.engine.graph_capture import GraphCapture
+from tandem.engine.graph_capture import GraphCapture, shortest_s
 from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.models.base import Model
 from tandem.engine.ranks.record import NO_GRAPH, GraphSize
@@ -117,6 +117,20 @@ class DecodeGraphs:
             graph.adapters.stage(token_slots, token_slots)
         graph.graph.replay()
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
+
+    def times_s(self, sizes: Sequence[int]) -> dict[int, float]:
+        """Measures the device's time of those of the sizes that have a graph, of different tokens without a context."""
+        times_s = {}
+        for size in self._sizes:
+            if size not in sizes:
+                continue
+            graph = self._graphs[size]
+            graph.attention.plan(())
+            known_ids = np.arange(size, dtype=np.int64) % self._model.config.vocab_size
+            index = np.arange(size, dtype=np.int64) + self._max_batch_size
+            Packed(np.concatenate((known_ids, index, staged_rows(0, 0)))).copy_to(graph.staged)
+            times_s[size] = shortest_s(graph.graph)
+        return times_s
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         input_ids = torch.zeros(size, dtype=torch.int64, device=self._device)

@@ -32,6 +32,18 @@ class TrialBatches:
     def decode(self, batch_size: int, sampling: SamplingParams) -> Batch:
         return Batch("decode", self._sequences([2] * batch_size, 1, sampling))
 
+    def drafted(self, num_rows: int, max_drafts: int, sampling: SamplingParams) -> Batch:
+        """Returns a decode step of `num_rows` tokens, with the most drafts of each sequence."""
+        num_drafts = [max_drafts] * (num_rows // (1 + max_drafts))
+        if rest := num_rows % (1 + max_drafts):
+            num_drafts.append(rest - 1)
+        sequences = self._sequences([2 + num for num in num_drafts], 1, sampling)
+        for sequence, num in zip(sequences, num_drafts, strict=True):
+            sequence.draft_ids = sequence.token_ids[2:]
+            del sequence.token_ids[2:]
+            assert len(sequence.draft_ids) == num
+        return Batch("decode", sequences)
+
     def mixed(self, batch_size: int, num_tokens: int, num_prompts: int, sampling: SamplingParams) -> Batch:
         prompts = self.prefill(num_tokens, 1, num_prompts, sampling).prompts
         return Batch.of(self.decode(batch_size, sampling).decoded, prompts)

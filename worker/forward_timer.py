@@ -177,13 +177,16 @@ class ForwardTimer:
         """Expected time of the last launched step and the prompts before it."""
         return self._steps[-1].seconds(self.fitted)
 
-    def step_ended(self) -> None:
-        """Records the end of the oldest decode step."""
+    def step_ended(self, *, idle_s: float = 0.0) -> None:
+        """Records the end of the oldest decode step. Args: idle_s: time before its launch without a decode step in
+        flight, which is no part of the fit unless prompts ran meanwhile."""
         now = self._clock()
         step = self._steps.popleft()
         self._last_end = now
         if self._last_step_end is not None:
             seconds = now - self._last_step_end
+            if not step.num_prefills:
+                seconds = max(0.0, seconds - idle_s)
             if step.num_prompt_tokens:
                 self._prompt_tokens_per_step.append(step.num_prompt_tokens)
                 self._note_gap(now, seconds)

@@ -62,6 +62,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.workers_per_gpu,
             arguments.itl_objective / 1e3,
             degrees[0],
+            arguments.drafted,
         )
         decoder = None
         if degrees[1] != degrees[0]:
@@ -71,6 +72,8 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if arguments.trace or isinstance(arguments.workload, str):
             arrivals = read_trace(arguments)
         prompt_len, output_len = mean_of(arrivals) if arrivals else arguments.workload
+        if arguments.accepted > arguments.drafted:
+            raise ValueError(f"--accepted {arguments.accepted:g} is more than --drafted {arguments.drafted:g}")
         limits = arguments.slo
         load = Load(
             prompt_len,
@@ -80,6 +83,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.good_share,
             arguments.hit_rate,
             arguments.store_hit_rate,
+            arguments.accepted,
         )
         longest = worker.model.max_position_embeddings
         num_tokens = (

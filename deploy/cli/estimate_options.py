@@ -32,6 +32,8 @@ _SMALLEST_FIGURE, _LARGEST_FIGURE = 0.1, 1_000_000
 # The search tries every size up to it.
 _MAX_BATCH_SIZE = 4096
 _MAX_SHOWN = 40
+# More than a decode step checks.
+_MAX_DRAFTS = 16
 
 
 def add_estimate_options(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +89,11 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="share of each prompt that is in the page store's memory, behind that (default: %(default)g)",
     )
+    for flag, help in (
+        ("--drafted", "with speculation: drafted tokens of a request in a step"),
+        ("--accepted", "with speculation: accepted tokens of these"),
+    ):
+        add(flag, type=_drafts, default=0.0, metavar="K", help=f"{help} (default: %(default)g)")
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--gpus", type=_count, metavar="N", help="find the best roles of N GPUs and their rate")
     asked.add_argument("--rate", type=_positive, metavar="R", help="find the number of GPUs for R requests per second")
@@ -186,6 +193,13 @@ def _part(text: str) -> float:
     if not 0 <= part <= 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {text}")
     return part
+
+
+def _drafts(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number <= _MAX_DRAFTS:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_MAX_DRAFTS}, not {text}")
+    return number
 
 
 def _positive(text: str) -> float:

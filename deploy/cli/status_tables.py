@@ -78,6 +78,8 @@ def print_status(info: pb.ServerInfo) -> None:
         console.print(_adapters(info.adapters))
     if (times := _forward_times(ordered)).row_count:
         console.print(times)
+    if (drafts := _drafts(ordered)).row_count:
+        console.print(drafts)
     links = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in ("link", "to", "over", "pages", "GB", "GB/s while copying"):
         links.add_column(column, justify="left" if column in ("link", "to", "over") else "right")
@@ -173,4 +175,19 @@ def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
             *(step if worker.role != "prefill" else ("", "", "")),
             gap,
         )
+    return table
+
+
+def _drafts(workers: Iterable[pb.WorkerStatus]) -> Table:
+    """Returns no row while no worker has drafted."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for column in ("speculation", "source", "drafted tok", "accepted tok", "accepted", "tok/draft"):
+        table.add_column(column, justify="left" if column in ("speculation", "source") else "right")
+    for worker in workers:
+        for drafted in worker.stats.drafted:
+            if drafted.num_proposals:
+                counts = str(drafted.num_tokens), str(drafted.num_accepted)
+                share = f"{drafted.num_accepted / drafted.num_tokens:.0%}"
+                length = f"{drafted.num_accepted / drafted.num_proposals:.1f}"
+                table.add_row(worker.worker_id, escape(printable(drafted.source)), *counts, share, length)
     return table

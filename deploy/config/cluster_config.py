@@ -21,6 +21,7 @@ from tandem.config import (
     require_one_of,
 )
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.draft_policy import MAX_DRAFTS
 from tandem.decode_worker.speculation import NO_SPECULATION, parse_speculation
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
@@ -220,10 +221,6 @@ class ClusterConfig(ClusterOptions):
             )
         if self.speculation != NO_SPECULATION:
             require(
-                self.device == "cpu",
-                f"speculation {self.speculation} is for device cpu until its GPU kernels are there: leave it out",
-            )
-            require(
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
@@ -417,6 +414,7 @@ class ClusterConfig(ClusterOptions):
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
                 "max_loras": self.max_loras or (DEFAULT_MAX_LORAS if self.lora or self.lora_root else 0),
                 "max_batch_size": self.max_batch_size,
+                "max_drafts": 0 if self.speculation == NO_SPECULATION else MAX_DRAFTS,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
                 # Of all roles: prefills write the drafter's pages too.

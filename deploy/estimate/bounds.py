@@ -161,7 +161,7 @@ class _RequestWork:
         self._worker = worker
         self._hit_rate = load.hit_rate
         batch_size = max(1, largest_batch(worker, load))
-        self._token_s = worker.decode_step(batch_size, load.kv_len) / batch_size
+        self._token_s = worker.decode_step(batch_size, load.kv_len) / batch_size / (1 + load.num_accepted)
         self._prompt_s: dict[int, float] = {}
 
     def __call__(self, arrival: Arrival) -> float:

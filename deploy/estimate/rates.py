@@ -26,6 +26,7 @@ class Load:
         ttft, itl: limits in seconds; inf: none.
         good_share: share of requests that must meet `ttft`, and `itl` in 95 % of their gaps.
         hit_rate, store_hit_rate: shares of each prompt in the pool, and behind it in the page store's memory.
+        num_accepted: accepted drafts of a request and step.
     """
 
     prompt_len: int
@@ -35,6 +36,7 @@ class Load:
     good_share: float = 0.9
     hit_rate: float = 0.0
     store_hit_rate: float = 0.0
+    num_accepted: float = 0.0
 
     def __post_init__(self) -> None:
         if self.prompt_len < 1 or self.output_len < 1:
@@ -48,6 +50,14 @@ class Load:
                 f"the hit rates of pool and store are shares of the same prompt, together at most 1, not "
                 f"{self.hit_rate:g} and {self.store_hit_rate:g}"
             )
+
+        if not 0 <= self.num_accepted < self.output_len:
+            raise ValueError(f"accepted drafts must be fewer than the output's tokens, not {self.num_accepted:g}")
+
+    @property
+    def num_steps(self) -> float:
+        """Decode steps of an output, whose first token is the prefill's."""
+        return (self.output_len - 1) / (1 + self.num_accepted)
 
     @property
     def num_tokens(self) -> int:
@@ -147,7 +157,9 @@ def _both_steps(worker: Worker, load: Load, decoder: Worker | None) -> BothSteps
     if load.output_len == 1 or decoder is not None:
         return None
     plain, prompt = _decode_steps(worker, load, "both"), prompt_of_load(worker, load)
-    return BothSteps(worker, plain, prompt.num_computed, load.kv_len, load.itl, load.output_len - 1, prompt.num_before)
+    return BothSteps(
+        worker, plain, prompt.num_computed, load.kv_len, load.itl, round(load.num_steps), prompt.num_before
+    )
 
 
 def prompt_of_load(worker: Worker, load: Load) -> Prompt:
@@ -178,7 +190,7 @@ def decode_rate(worker: Worker, load: Load) -> float:
     slow = _slow_shares(steps, load)
 
     def is_served(rate: float) -> bool:
-        return _itl_share(Running(steps, rate * (load.output_len - 1)), slow, load) >= load.good_share
+        return _itl_share(Running(steps, rate * load.num_steps), slow, load) >= load.good_share
 
     return highest(is_served, _max_decode_rate(steps, load))
 
@@ -203,7 +215,7 @@ def _disaggregated(
     slow = _slow_shares(steps, load)
 
     def running(rate: float) -> Running:
-        return Running(steps, rate / num_decode * (load.output_len - 1), num_decode)
+        return Running(steps, rate / num_decode * load.num_steps, num_decode)
 
     def is_served(rate: float) -> bool:
         in_time = 1 - _late(worker, load, num_prefill, rate)
@@ -222,7 +234,7 @@ def _both(worker: Worker, load: Load, num_workers: int, steps: BothSteps | None)
     prompt = prompt_of_load(worker, load)
 
     def running(rate: float) -> Running:
-        return Running(steps.steps(rate / num_workers), rate / num_workers * (load.output_len - 1), num_workers)
+        return Running(steps.steps(rate / num_workers), rate / num_workers * load.num_steps, num_workers)
 
     def is_served(rate: float) -> bool:
         found = running(rate)
@@ -273,4 +285,4 @@ def _slow_shares(steps: list[float], load: Load) -> list[float]:
 
 
 def _max_decode_rate(steps: Sequence[float], load: Load) -> float:
-    return max(size / step for size, step in enumerate(steps, 1)) / (load.output_len - 1)
+    return max(size / step for size, step in enumerate(steps, 1)) / load.num_steps

@@ -89,6 +89,7 @@ class Worker:
         gpu: as this worker sees it (Gpu.shared_by, Gpu.joined).
         itl_objective: that sizes chunks of role both, in seconds; 0: the limit on ITL.
         degree: number of ranks.
+        num_drafts: drafts of a request and step without prompts.
     """
 
     model: ModelConfig
@@ -102,6 +103,7 @@ class Worker:
     workers_per_gpu: int = default_of(EngineConfig, "workers_per_gpu")
     itl_objective: float = 0.0
     degree: int = 1
+    num_drafts: float = 0.0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -170,11 +172,12 @@ class Worker:
     def decode_step(self, batch_size: int, kv_len: int) -> float:
         """Args: kv_len: tokens of each sequence."""
         factors = self._factors
-        computing = self._common_s(batch_size, batch_size, factors.decode_share)
-        is_own = self.gpu.has_own_kernels and batch_size <= MAX_OWN_BATCH_SIZE
+        num_rows = round(batch_size * (1 + self.num_drafts))
+        computing = self._common_s(num_rows, num_rows, factors.decode_share)
+        is_own = self.gpu.has_own_kernels and num_rows <= MAX_OWN_BATCH_SIZE
         layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
-        products = hypot(self._common_weights_s, computing) + self._experts_s(batch_size)
-        return products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(batch_size)
+        products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
+        return products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0, num_before: int = 0) -> float:
         """Returns the seconds to compute prompts together.

@@ -27,6 +27,7 @@ class _Counters(NamedTuple):
     cpu_s: float
     finished: int
     finished_tokens: int
+    finished_steps: int
     prompts: int
     prompt_tokens: int
     attended_tokens: int
@@ -81,8 +82,8 @@ class MeasuredLoad:
         self._history = ArrivalHistory(now)
         self._heard: dict[str, tuple[float, RouterDemand]] = {}
         self._cpu_of: dict[str, float] = {}
-        # Prompts' work and outputs.
-        self._prompts, self._outputs = _Means(5), _Means(1)
+        # Prompts' work; outputs' tokens and steps.
+        self._prompts, self._outputs = _Means(5), _Means(2)
         self._learned_at = now
         self._pool_tokens = self._max_decoding = math.inf
 
@@ -97,13 +98,15 @@ class MeasuredLoad:
             # Before any worker: as if nothing were cached.
             tokens = elsewhere = whole = self._waiting_tokens / self.num_waiting
             attended = elsewhere_attended = tokens * tokens / 2
+        output, steps = self._outputs.values if self._outputs.is_known else (ASSUMED_OUTPUT, ASSUMED_OUTPUT)
         return MeanRequest(
             tokens,
             attended,
             elsewhere,
             elsewhere_attended,
             whole,
-            self._outputs.values[0] if self._outputs.is_known else ASSUMED_OUTPUT,
+            output,
+            steps,
             self._pool_tokens,
             self._max_decoding,
         )
@@ -144,9 +147,9 @@ class MeasuredLoad:
         if news.prompts:
             self._prompts.add(news.prompts, news[-5:])
         if not self._outputs.is_known and router.output_tokens:
-            self._outputs.add(ASSUMED, (ASSUMED * router.output_tokens,))
+            self._outputs.add(ASSUMED, (ASSUMED * router.output_tokens,) * 2)
         if news.finished:
-            self._outputs.add(news.finished, (news.finished_tokens,))
+            self._outputs.add(news.finished, (news.finished_tokens, news.finished_steps))
         self._cpu_of[name] = news.cpu_s / (now - at) if now > at else 0.0
         return self._cpu_of[name]
 

@@ -27,7 +27,7 @@ class MeanRequest:
     Attributes:
         tokens, attended, elsewhere, elsewhere_attended: work of a prompt, as in PromptRates.
         context: tokens of a prompt, for decoding.
-        output: output tokens.
+        output, steps: output tokens, and decode steps for them.
         pool_tokens, max_requests: as in DecodingLoad.
     """
 
@@ -37,6 +37,7 @@ class MeanRequest:
     elsewhere_attended: float
     context: float
     output: float
+    steps: float
     pool_tokens: float = math.inf
     max_requests: float = math.inf
 
@@ -102,7 +103,7 @@ class WorkerNeeds:
 
     def _demand(self, rate: float, deviations: float = DEVIATIONS) -> Demand:
         request = self._request
-        decoding = rate * request.output * FILLED * self._objectives.itl_s
+        decoding = rate * request.steps * FILLED * self._objectives.itl_s
         decoding += deviations * math.sqrt(decoding)
         return Demand.of(
             self._times,

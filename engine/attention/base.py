@@ -137,12 +137,14 @@ class AttentionBackend(Attention, ABC):
         reads: describes them, for messages.
         reads_quantized: True if it reads quantized pages, with `kv_scales`.
         computes_mixed: True if it computes mixed steps.
+        computes_drafts: True if sequences of a decode step may have drafts.
     """
 
     layout: type[PageLayout]
     reads: str
     reads_quantized: bool = False
     computes_mixed: bool = False
+    computes_drafts: bool = False
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -213,6 +215,11 @@ class GraphableBackend(AttentionBackend):
     @abstractmethod
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedAttention]:
         """Returns attention for decode steps of fixed sizes; only one may run at a time."""
+
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedAttention]:
+        """Returns attention for decode steps of fixed numbers of tokens, drafts included; only one may run at a time.
+        Called only with computes_drafts."""
+        raise NotImplementedError
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int

@@ -15,6 +15,7 @@ from tandem.engine.attention.base import (
     HeadAttention,
     PlannedAttention,
 )
+from tandem.engine.attention.draft_attention import DraftAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind, plan_by_kind
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
@@ -42,10 +43,15 @@ MAX_OWN_DECODE = 512
 
 
 class FlashInferAttention(GraphableHeadBackend):
-    """Plans from host tensors, because device tensors would be copied back synchronously."""
+    """Plans from host tensors, because device tensors would be copied back synchronously.
+
+    FlashInfer's kernel of several queries a sequence plans on the host for longer, which would be idle time of the
+    device: steps with drafts follow known tokens. So these run Tandem's own kernel.
+    """
 
     reads_quantized = True
     computes_mixed = True
+    computes_drafts = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -85,6 +91,7 @@ class FlashInferAttention(GraphableHeadBackend):
         self._decode = _Wrapper(
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
         )
+        self._drafts = DraftAttention(pool, num_q_heads, scales)
         self._planned: HeadAttention | None = None
 
     def plan(self, batch: Batch) -> None:
@@ -95,6 +102,8 @@ class FlashInferAttention(GraphableHeadBackend):
         return self._planned.attend(qkv, rotation, qk_norm, layer)
 
     def _plan_decode(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
+        if any(s.draft_ids for s in sequences):
+            return self._drafts.plan(sequences)
         if self._own_decode is not None and len(sequences) <= MAX_OWN_DECODE:
             (plan,) = self._own_decode.plan(sequences, len(sequences)).to(self._device)
             return PlannedPagedDecode(self._own_decode, plan)
@@ -137,6 +146,9 @@ class FlashInferAttention(GraphableHeadBackend):
             )
             for size in sizes
         }
+
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
+        return self._drafts.graphed(sizes, max_pages_per_sequence)
 
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
         return graphed_by_kind(decode, prefill, self._num_columns)

@@ -58,6 +58,8 @@ class _Sums(NamedTuple):
 class IndexedTritonAttention(IndexedReferenceAttention):
     """Torch scores tokens in decode steps, and the kernels of latents read those chosen. Prompts run in plain torch."""
 
+    computes_drafts = False
+
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
         if not isinstance(layout, IndexedLayout):

@@ -44,6 +44,7 @@ class LatentReferenceAttention(LatentBackend):
     """
 
     computes_mixed = True
+    computes_drafts = True
 
     def __init__(self, pool: KvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         layout = pool.layout

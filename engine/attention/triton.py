@@ -13,6 +13,7 @@ from tandem.engine.attention.base import (
     HeadAttention,
     PlannedAttention,
 )
+from tandem.engine.attention.draft_attention import DraftAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind, plan_by_kind
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write, why_not_written
@@ -49,6 +50,7 @@ class _PrefillTables(NamedTuple):
 class TritonAttention(GraphableHeadBackend):
     reads_quantized = True
     computes_mixed = True
+    computes_drafts = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -73,6 +75,7 @@ class TritonAttention(GraphableHeadBackend):
         self._device = pool.device
         self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._queries_per_tile = queries_per_tile(num_q_heads, layout.num_kv_heads)
+        self._drafts = DraftAttention(pool, num_q_heads, kv_scales)
         self._planned: HeadAttention | None = None
 
     def plan(self, batch: Batch) -> None:
@@ -83,6 +86,8 @@ class TritonAttention(GraphableHeadBackend):
         return self._planned.attend(qkv, rotation, qk_norm, layer)
 
     def _plan_decode(self, sequences: Sequence[TokenSequence]) -> PlannedAttention:
+        if any(s.draft_ids for s in sequences):
+            return self._drafts.plan(sequences)
         packed = _pack_decode(self._layout, sequences, 0, self._dummy_page)
         num_splits = num_decode_splits(len(sequences), self._layout.num_kv_heads, self._num_sms)
         return _PlannedDecode(self._kernels, _DecodeTables(*packed.to(self._device)), num_splits)
@@ -106,6 +111,9 @@ class TritonAttention(GraphableHeadBackend):
             )
             for size in batch_sizes
         }
+
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
+        return self._drafts.graphed(sizes, max_pages_per_sequence)
 
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
         return graphed_by_kind(decode, prefill, self._num_columns)

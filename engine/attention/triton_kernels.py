@@ -75,7 +75,7 @@ def decode(
         pages,
         pool.stride(0),
         layer * pool.stride(1),
-        _log2_scale(head_dim) * kv_scales.keys[layer],
+        log2_scale(head_dim) * kv_scales.keys[layer],
         kv_scales.values[layer],
         PAGE_SIZE=page_size,
         NUM_KV=num_kv_heads,
@@ -121,7 +121,7 @@ def prefill(
         pages,
         pool.stride(0),
         layer * pool.stride(1),
-        _log2_scale(head_dim) * kv_scales.keys[layer],
+        log2_scale(head_dim) * kv_scales.keys[layer],
         kv_scales.values[layer],
         PAGE_SIZE=page_size,
         NUM_KV=num_kv_heads,
@@ -135,7 +135,7 @@ def prefill(
     return out
 
 
-def _log2_scale(head_dim: int) -> float:
+def log2_scale(head_dim: int) -> float:
     return math.log2(math.e) / math.sqrt(head_dim)
 
 
@@ -179,7 +179,7 @@ def _decode(  # type: ignore[no-untyped-def]
     head = (row * NUM_KV + kv_head) * GROUP + i  # (ROWS,) of all sequences' heads
     is_head = (i < GROUP)[:, None]
     queries = tl.load(q + head[:, None] * HEAD_DIM + d[None, :], mask=is_head, other=0.0)
-    acc, top, total = _attend(
+    acc, top, total = attend_tokens(
         queries,
         tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32),
         tl.full([ROWS], float("-inf"), dtype=tl.float32),
@@ -263,7 +263,7 @@ def _prefill(  # type: ignore[no-untyped-def]
     kv = pool + layer_offset + kv_head * HEAD_DIM
     # Blocks visible to every query need no mask.
     seen_by_all = (first_position + 1) // BLOCK * BLOCK
-    acc, top, total = _attend(
+    acc, top, total = attend_tokens(
         queries,
         tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32),
         tl.full([ROWS], float("-inf"), dtype=tl.float32),
@@ -281,7 +281,7 @@ def _prefill(  # type: ignore[no-untyped-def]
         HEAD_DIM,
         BLOCK,
     )
-    acc, top, total = _attend(
+    acc, top, total = attend_tokens(
         queries,
         acc,
         top,
@@ -310,7 +310,7 @@ def _tokens_per_split(num_tokens, num_splits, BLOCK: tl.constexpr):  # type: ign
 
 
 @triton.jit
-def _attend(  # type: ignore[no-untyped-def]
+def attend_tokens(  # type: ignore[no-untyped-def]
     queries,
     acc,
     top,

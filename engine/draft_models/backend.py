@@ -132,6 +132,7 @@ class DraftedBackend(AttentionBackend, DraftedAttention):
         self.drafter = drafter
         self.states = states
         self.computes_mixed = target.computes_mixed and drafter.computes_mixed
+        self.computes_drafts = target.computes_drafts and drafter.computes_drafts
 
     def plan(self, batch: Batch) -> None:
         self.target.plan(batch)

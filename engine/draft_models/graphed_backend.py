@@ -103,6 +103,12 @@ class GraphableDraftedBackend(DraftedBackend, GraphableBackend):
             self.drafter.for_graphs(batch_sizes, max_pages_per_sequence),
         )
 
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedAttention]:
+        return self._joined(
+            self.target.for_draft_graphs(sizes, max_pages_per_sequence),
+            self.drafter.for_draft_graphs(sizes, max_pages_per_sequence),
+        )
+
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> Mapping[int, GraphedAttention]:

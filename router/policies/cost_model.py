@@ -20,7 +20,7 @@ REASONS = ("queue", "load", "compute", "interference", "handover", "batch", "mem
 # Cost of work against a worker's lean: of prefill times its share of the TTFT objective, of decode as it is.
 LEAN_OF_PROMPT: Mapping[Lean, float] = {"none": 0.0, "prefill": 0.0, "both": 1.5, "decode": 5.0}
 LEAN_OF_DECODING: Mapping[Lean, float] = {"none": 0.0, "decode": 0.0, "both": 0.7, "prefill": 3.0}
-MIN_OUTPUT_TOKENS = 8.0
+MIN_OUTPUT_STEPS = 8.0
 
 
 class Load(NamedTuple):
@@ -44,8 +44,19 @@ class Load(NamedTuple):
 
 
 class Speed(NamedTuple):
+    """
+    Attributes:
+        output_steps: decode steps of a mean output.
+        num_drafts: of a request and step; each takes the time of one more request.
+    """
+
     times: ForwardTimes
-    output_tokens: float = 128.0
+    output_steps: float = 128.0
+    num_drafts: float = 0.0
+
+    @property
+    def request_s(self) -> float:
+        return self.times.request_s * (1.0 + self.num_drafts)
 
 
 class CostLine(NamedTuple):
@@ -70,7 +81,7 @@ def state_of(worker: Worker) -> tuple[Load, Speed]:
         worker.max_decoding,
         worker.lean,
     )
-    return load, Speed(worker.forward_times, worker.rates.mean_output_tokens)
+    return load, Speed(worker.forward_times, worker.rates.mean_output_steps, worker.rates.mean_drafts)
 
 
 def late(share: float) -> float:
@@ -113,7 +124,7 @@ def decode_line(load: Load, speed: Speed, objectives: Objectives) -> CostLine:
         due=step_s / objective_s,
         due_slope=times.kv_token_s / objective_s,
         extra=_delay(_queue_s(load, speed), speed, objectives)
-        + others * times.request_s
+        + others * speed.request_s
         + place_cost(load, speed, objectives)
         + LEAN_OF_DECODING[load.lean],
         extra_slope=others * times.kv_token_s,
@@ -125,7 +136,7 @@ def place_cost(load: Load, speed: Speed, objectives: Objectives) -> float:
     lacking = load.num_decoding + 1 - load.max_decoding
     if lacking <= 0:
         return 0.0
-    return late(lacking / load.max_decoding * speed.output_tokens * itl_s(load, speed, 0) / objectives.ttft_s)
+    return late(lacking / load.max_decoding * speed.output_steps * itl_s(load, speed, 0) / objectives.ttft_s)
 
 
 def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: int) -> float:
@@ -134,8 +145,8 @@ def memory_cost(load: Load, speed: Speed, objectives: Objectives, num_to_store: 
     lacking = num_to_store - num_free_tokens(load)
     if lacking <= 0 or held <= 0:
         return 0.0
-    step_s = _step_s(speed.times, load.num_decoding, load.num_kv_tokens)
-    return late(min(1.0, lacking / held) * speed.output_tokens * step_s / objectives.ttft_s)
+    step_s = _step_s(speed, load.num_decoding, load.num_kv_tokens)
+    return late(min(1.0, lacking / held) * speed.output_steps * step_s / objectives.ttft_s)
 
 
 def num_free_tokens(load: Load) -> int:
@@ -159,7 +170,7 @@ def ttft_s(load: Load, speed: Speed, num_to_compute: int, num_tokens: int, load_
 
 def itl_s(load: Load, speed: Speed, num_tokens: int) -> float:
     """Seconds between tokens with one more request of `num_tokens` tokens, without delays by prompts."""
-    return _step_s(speed.times, load.num_decoding + 1, load.num_kv_tokens + num_tokens)
+    return _step_s(speed, load.num_decoding + 1, load.num_kv_tokens + num_tokens)
 
 
 def prompt_parts(
@@ -200,8 +211,9 @@ def _prompt_lean(load: Load, objectives: Objectives, seconds: float) -> float:
     return LEAN_OF_PROMPT[load.lean] * seconds / objectives.ttft_s
 
 
-def _step_s(times: ForwardTimes, num_requests: int, num_kv_tokens: int) -> float:
-    return times.step_s + times.request_s * num_requests + times.kv_token_s * num_kv_tokens
+def _step_s(speed: Speed, num_requests: int, num_kv_tokens: int) -> float:
+    times = speed.times
+    return times.step_s + speed.request_s * num_requests + times.kv_token_s * num_kv_tokens
 
 
 def _queue_s(load: Load, speed: Speed) -> float:
@@ -212,7 +224,7 @@ def _queue_s(load: Load, speed: Speed) -> float:
 def _delay(seconds: float, speed: Speed, objectives: Objectives) -> float:
     """Cost of `seconds` of prefill to one request decoded beside it. If mixed steps exceed the objective, a TAIL_SHARE
     of slow gaps already misses it."""
-    mean = seconds / (max(MIN_OUTPUT_TOKENS, speed.output_tokens) * objectives.itl_s)
+    mean = seconds / (max(MIN_OUTPUT_STEPS, speed.output_steps) * objectives.itl_s)
     gap_s = speed.times.gap_beside_prompts_s
     if gap_s <= objectives.itl_s:
         return mean

@@ -14,7 +14,7 @@ from tandem.router.policies.cost_model import (
     LATE,
     LEAN_OF_DECODING,
     LEAN_OF_PROMPT,
-    MIN_OUTPUT_TOKENS,
+    MIN_OUTPUT_STEPS,
     TAIL_SHARE,
 )
 from tandem.router.workers.objectives import DEFAULT_OBJECTIVES, Objectives
@@ -28,14 +28,14 @@ TIE_COST = 1e-3
 # Rows of the loads and of the speeds, and where each is read.
 _loads_of = attrgetter(
     *("num_pending_tokens", "num_decoding", "num_kv_tokens", "num_arriving_tokens"),
-    *("stats.num_leased_pages", "stats.num_locked_pages", "rates.mean_output_tokens"),
+    *("stats.num_leased_pages", "stats.num_locked_pages", "rates.mean_output_steps", "rates.mean_drafts"),
 )
 _speeds_of = attrgetter(
     *("hello.num_pages", "page_size", "max_decoding", "forward_times.prefill_s", "forward_times.prompt_token_s"),
     *("forward_times.attended_token_s", "forward_times.step_s", "forward_times.request_s"),
     *("forward_times.kv_token_s", "forward_times.gap_beside_prompts_s"),
 )
-NUM_LOADS, NUM_SPEEDS = 7, 10
+NUM_LOADS, NUM_SPEEDS = 8, 10
 _load_number_of = attrgetter("load_number")
 # Rows of the costs of a prompt by its seconds, of decoding by tokens (as CostLine), and of what else a choice needs.
 PREFILL_DUE, PREFILL_EXTRA, PREFILL_EXTRA_SLOPE, PROMPT_TOKEN_S, ATTENDED_TOKEN_S, QUEUE_S = range(6)
@@ -146,14 +146,16 @@ def _lines_of(
     loads: Floats, speeds: Floats, prompt_lean: Floats, decode_lean: Floats, objectives: Objectives
 ) -> Floats:
     """Returns cost_model's prefill_line and decode_line, and the other rows. Args: *_lean: costs of work against it."""
-    pending, decoding, kv_tokens, arriving, leased, locked, output = loads
+    pending, decoding, kv_tokens, arriving, leased, locked, output, drafts = loads
     num_pages, page_size, most, *times = speeds
     prefill_s, prompt_token_s, attended_token_s, fixed_s, request_s, kv_token_s, gap_s = times
     ttft_s, itl_s = objectives.ttft_s, objectives.itl_s
+    # Each draft is a row of its step.
+    request_s = request_s * (1.0 + drafts)
     queue_s = prompt_token_s * pending
     # Cost of a second of prefill to one request decoded beside it.
     slow = 1.0 + (1.0 - itl_s / np.maximum(itl_s, gap_s)) / TAIL_SHARE
-    delay = slow / (np.maximum(MIN_OUTPUT_TOKENS, output) * itl_s)
+    delay = slow / (np.maximum(MIN_OUTPUT_STEPS, output) * itl_s)
     empty_s = fixed_s + request_s * decoding + kv_token_s * kv_tokens
     step_s = empty_s + request_s
     others = np.where(step_s > itl_s, LATE, 1.0) * decoding / itl_s

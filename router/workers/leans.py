@@ -36,7 +36,7 @@ class RouterDemand:
         waiting_tokens: their prompt tokens yet to compute.
         oldest_wait_s: age of the oldest of them, in seconds.
         num_unplaced: requests without a pair of workers.
-        finished, finished_tokens: counters of finished requests and of their output tokens.
+        finished, finished_tokens, finished_steps: counters of finished requests, their output tokens and decode steps.
         is_measured: whether `times` are of workers past their first forward passes.
         cpu_s: counter of CPU seconds of this router's event loop.
     """
@@ -60,5 +60,6 @@ class RouterDemand:
     num_unplaced: int = 0
     finished: int = 0
     finished_tokens: int = 0
+    finished_steps: int = 0
     is_measured: bool = False
     cpu_s: float = 0.0

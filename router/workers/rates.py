@@ -28,8 +28,21 @@ class FinishedRequest(Protocol):
     @property
     def output_ids(self) -> list[int]: ...
 
+    @property
+    def num_drafted(self) -> int: ...
+
+    @property
+    def num_accepted(self) -> int: ...
+
 
 class ClusterRates:
+    """
+    Attributes:
+        mean_output_tokens, mean_output_steps: tokens of a mean output, and its decode steps, fewer with speculation.
+        mean_drafts: drafted tokens of a request and step.
+        num_finished, num_finished_tokens, num_finished_steps: of finished requests.
+    """
+
     def __init__(self, device: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._aged_at = clock()
@@ -37,8 +50,9 @@ class ClusterRates:
         self._handovers = [LinearFit(start) for start in starts]
         # Learning costs time for each request, and most policies never ask.
         self._is_asked = False
-        self.mean_output_tokens = 128.0
-        self.num_finished = self.num_finished_tokens = 0
+        self.mean_output_tokens = self.mean_output_steps = 128.0
+        self.mean_drafts = 0.0
+        self.num_finished = self.num_finished_tokens = self.num_finished_steps = 0
 
     def handover_s(self, distance: int) -> tuple[float, float]:
         """Returns (seconds per handover, seconds per shipped page), which do not decrease with distance. Learning
@@ -58,6 +72,10 @@ class ClusterRates:
         self.num_finished += 1
         self.num_finished_tokens += len(request.output_ids)
         self.mean_output_tokens += NEWS * (len(request.output_ids) - self.mean_output_tokens)
+        num_steps = max(1, len(request.output_ids) - request.num_accepted)
+        self.num_finished_steps += num_steps
+        self.mean_output_steps += NEWS * (num_steps - self.mean_output_steps)
+        self.mean_drafts += NEWS * (request.num_drafted / num_steps - self.mean_drafts)
         if distance is None or not self._is_asked:
             return
         moments = request.moments

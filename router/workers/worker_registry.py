@@ -208,6 +208,7 @@ class WorkerRegistry:
             waiting_tokens=sum(worker.assigned_here.num_pending_tokens for worker in self._workers.values()),
             finished=rates.num_finished if rates is not None else 0,
             finished_tokens=rates.num_finished_tokens if rates is not None else 0,
+            finished_steps=rates.num_finished_steps if rates is not None else 0,
             is_measured=is_measured,
         )
 

@@ -170,6 +170,7 @@ class SizedCluster:
                 num_unplaced=0 if has_workers else len(self._queue),
                 finished=self._finished,
                 finished_tokens=self._finished * self._output,
+                finished_steps=self._finished * self._output,
                 is_measured=has_workers and self.is_measured,
             )
         }

@@ -93,9 +93,10 @@ class PrefillSide:
         asynchronous: bool = False,
         tier: PageTier | None = None,
         adapters: Adapters | None = None,
+        engine: Any = None,
     ) -> None:
-        """Args: asynchronous: as in FakeEngine."""
-        self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous)
+        """Args: asynchronous: as in FakeEngine. engine: None for a FakeEngine."""
+        self.engine = engine or FakeEngine(num_pages, page_size, asynchronous=asynchronous)
         self.engine.adapters = adapters
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
@@ -121,9 +122,10 @@ class DecodeSide:
         step_s: float = 0.0,
         tier: PageTier | None = None,
         adapters: Adapters | None = None,
+        engine: Any = None,
     ) -> None:
-        """Args: asynchronous, step_s: as in FakeEngine."""
-        self.engine = FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
+        """Args: asynchronous, step_s: as in FakeEngine. engine: None for a FakeEngine."""
+        self.engine = engine or FakeEngine(num_pages, page_size, asynchronous=asynchronous, step_s=step_s)
         self.engine.adapters = adapters
         self.cache = CacheManager(num_pages, page_size)
         self.outbox = ListOutbox()
@@ -194,6 +196,18 @@ class WorkerPair:
             num_logprobs=num_logprobs,
             num_prompt_logprobs=num_prompt_logprobs,
         )
+        self.submit_sampled(request_id, prompt_ids, sampling, output_ids=output_ids, attempt=attempt, **kwargs)
+
+    def submit_sampled(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        output_ids: tuple[int, ...] = (),
+        attempt: int = 0,
+        **kwargs: Any,
+    ) -> None:
         prompt = tuple(prompt_ids)
         admit = Admit(request_id, attempt, prompt, output_ids, sampling, 60.0, **kwargs)
         self.d.scheduler.receive(FromRouter(admit))

@@ -23,10 +23,10 @@ class Timer:
 def depth_of(times: ForwardTimes = TIMES, objective_s: float = 0.0, pass_s: float = 0.002) -> DraftDepth:
     depth = DraftDepth(cast(ForwardTimer, Timer(times)), objective_s)
     if pass_s:
+        # The mean of all steps forgets them.
+        for seconds in (pass_s, *[0.0] * 200):
+            depth.drafted(int(seconds > 0), seconds)
         depth.drafted(1, pass_s)
-        # The mean of all steps has forgotten it.
-        for _ in range(200):
-            depth.drafted(0, 0.0)
     return depth
 
 
@@ -66,7 +66,10 @@ def test_first_steps_measure() -> None:
 
 def test_acceptance_stays_known_where_drafts_lose() -> None:
     depth = depth_of()
-    chosen = [depth.choose([(0.01, 4)], 1, 100) for _ in range(2 * PROBE_STEPS)]
+    chosen = []
+    for _ in range(2 * PROBE_STEPS + 2):
+        chosen.append(depth.choose([(0.01, 4)], 1, 100))
+        depth.drafted(chosen[-1], 0.002 * chosen[-1])
     assert sum(chosen) == 2 and max(chosen) == 1
 
 

@@ -1,11 +1,14 @@
 """Drafts of a step: their number, their pages and their counts."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
@@ -13,6 +16,7 @@ from tandem.messages import Drafted
 from tandem.sampling_params import SamplingParams
 from tests.fakes.engine import FakeEngine
 from tests.fakes.scripted_drafter import scripted
+from tests.fakes.workers import ListOutbox
 
 PAGE_SIZE = 4
 MAX_DRAFTS = 6
@@ -153,3 +157,19 @@ def test_tokens_up_to_the_first_mismatch_count(
     assert (job.num_drafted, job.num_accepted) == (3, num_accepted)
     assert sequence.cached_len == sequence.device_len == len(sequence.token_ids) - 1
     assert not sequence.draft_ids and job.finish_reason() == ("stop" if 50 in output else "")
+
+
+def test_auto_drafts_nothing_where_the_engine_computes_no_drafts_and_others_are_refused() -> None:
+    engine = FakeEngine(20, PAGE_SIZE)
+    engine.max_drafts = 0
+
+    def drafted(speculation: str) -> Sequence[Drafted]:
+        cache = CacheManager(20, PAGE_SIZE)
+        config = DecodeConfig(speculation=speculation)
+        return DecodeScheduler(engine, cache, ListOutbox(), config, time.monotonic).own_stats().drafted
+
+    assert drafted("auto") == drafted("off") == ()
+    with pytest.raises(ValueError, match=r"^speculation ngram is for attention that computes several rows"):
+        drafted("ngram")
+    engine.max_drafts = 1
+    assert drafted("auto") == drafted("ngram") == (Drafted("ngram", 0, 0, 0),)

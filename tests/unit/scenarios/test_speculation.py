@@ -24,6 +24,8 @@ from tests.fakes.scripted_drafter import scripted
 MAX_STEPS = 5_000
 PAGE_SIZE = 4
 NUM_PAGES = 200
+# More than a policy takes.
+MAX_DRAFTS = 12
 ENDS = tuple(EOS_TOKEN_IDS)
 GRAMMARS = (
     LLMatcher.grammar_from_regex("[a-z]+( [a-z]+)*"),
@@ -146,6 +148,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     save_tiny_model(path)
     config = EngineConfig(str(path), num_pages=NUM_PAGES, page_size=PAGE_SIZE, num_threads=1, mixed_steps=True)
     engine = build_engine(config, "speculation", lambda doing: None)
+    engine.max_drafts = MAX_DRAFTS
     yield engine
     engine.close()
 
@@ -203,7 +206,7 @@ def check(engine: Engine, seed: int) -> tuple[int, int]:
         speculating[f"r{number}"] = Request(prompt_ids, sampling, given_up)
     without.run(engine, DecodeConfig(), 190)
     outputs = [request.prompt_ids + request.token_ids for request in without.values()]
-    max_drafts, max_batch_size = rng.choice((1, 2, 3, 4, 7, 12)), rng.choice((2, 8))
+    max_drafts, max_batch_size = rng.choice((1, 2, 3, 4, 7, MAX_DRAFTS)), rng.choice((2, 8))
     largest = max(-(-(len(r.prompt_ids) + r.sampling.max_tokens) // PAGE_SIZE) for r in without.values())
     num_pages = rng.choice((190, largest + 2, 2 * largest))
     if rng.random() < 0.2:

@@ -36,6 +36,7 @@ OTHER_VALUES = {
     "internal_tls_cert": "cert.pem",
     "internal_tls_key": "key.pem",
     "api_keys": ("first", "second"),
+    "speculation": "ngram",
     "allowed_origins": ("https://one.example", "http://localhost:3000"),
     "root_path": "/tandem",
     "ray_address": "127.0.0.1:6379",
@@ -112,6 +113,8 @@ def test_every_field_has_a_flag_and_a_key(field: str, tmp_path: Path) -> None:
         needed = ("store_memory",)
     if field in ("lora_root", "admin_keys"):
         needed = ("lora_root", "admin_keys")
+    if field == "speculation_shared":
+        needed = ("api_keys", "speculation")
     if field == "workers_per_gpu":
         needed = ("device",)
     together = {f: other_value(f) for f in needed}

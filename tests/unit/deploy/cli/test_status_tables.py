@@ -115,3 +115,13 @@ def test_page_stores_are_shown_with_their_pages(capsys: pytest.CaptureFixture[st
     assert "store-0 7 127.0.0.1:99 8000 0 off 0.00" in " ".join(capsys.readouterr().out.split())
     print_status(pb.ServerInfo(model="m", ready=True))
     assert "on disk" not in capsys.readouterr().out
+
+
+def test_drafts_are_shown_by_source_once_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    ngram = pb.Drafted(source="ngram", num_proposals=20, num_tokens=80, num_accepted=30)
+    for drafted in ([pb.Drafted(source="ngram")], [ngram, pb.Drafted(source="shared")]):
+        worker = pb.WorkerStatus(worker_id="d-0", stats=pb.WorkerStats(drafted=drafted))
+        print_status(pb.ServerInfo(model="m", ready=True, workers=[worker]))
+        lines = capsys.readouterr().out.splitlines()
+        tables = [line.split() for i, line in enumerate(lines) if lines[i - 1].startswith("speculation")]
+        assert tables == ([["d-0", "ngram", "80", "30", "38%", "1.5"]] if drafted[0] is ngram else [])

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -74,12 +75,20 @@ from tandem.worker.config import WorkerConfig
             "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
         ),
         (
-            lambda: ClusterConfig("m", device="cuda", speculation="ngram"),
-            "^speculation ngram is for device cpu until its GPU kernels are there: leave it out$",
-        ),
-        (
             lambda: ClusterConfig("m", tp=2, speculation="ngram"),
             "^speculation ngram is for workers of one rank: leave it out, or tp$",
+        ),
+        *(
+            (
+                partial(ClusterConfig, "m", speculation="ngram", speculation_shared=True, **given),
+                "^speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
+                "share_cache_between_keys out$",
+            )
+            for given in ({}, {"api_keys": ("one",), "share_cache_between_keys": True})
+        ),
+        (
+            lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
+            "^speculation_shared is for speculation auto and ngram, not off: leave one of them out$",
         ),
         (
             lambda: ClusterConfig("m", tp=2, store_memory="1GiB"),

@@ -152,3 +152,16 @@ def test_a_prompt_that_fills_no_last_page_is_computed_whole(prompt_len: int) -> 
 def test_numbers_that_make_no_load_are_refused(numbers: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         Load(**{"prompt_len": 1, "output_len": 1, **numbers})  # type: ignore[arg-type]
+
+
+def test_accepted_drafts_let_a_decode_worker_serve_more() -> None:
+    plain = decode_rate(WORKER, LOAD)
+    drafting = replace(WORKER, num_drafts=1)
+    assert plain < decode_rate(drafting, replace(LOAD, num_accepted=0.8)) < 1.8 * plain
+    # Wrong drafts cost their rows.
+    assert decode_rate(drafting, LOAD) < plain
+    assert rate_of(splits(drafting, replace(LOAD, num_accepted=0.8), 4), "3:1") > rate_of(
+        splits(WORKER, LOAD, 4), "3:1"
+    )
+    with pytest.raises(ValueError, match="accepted drafts must be fewer than the output's tokens, not 256"):
+        replace(LOAD, num_accepted=256)

@@ -265,3 +265,10 @@ def test_ranks_share_weights_and_heads_and_add_sums() -> None:
     assert pools[2] > 2 * pools[1] and pools[4] > 2 * pools[2]
     with pytest.raises(ValueError, match="3 ranks cannot share the model's query heads, 32"):
         Worker(LLAMA_8B, H200.joined(3), degree=3)
+
+
+def test_drafts_are_rows_that_read_no_more_weights() -> None:
+    plain, drafting = Worker(LLAMA_8B, H200), Worker(LLAMA_8B, H200, num_drafts=3)
+    assert plain.decode_step(4, 2048) < drafting.decode_step(4, 2048) < 1.1 * plain.decode_step(4, 2048)
+    # Attention reads the KV of a sequence once.
+    assert plain.decode_step(64, 2048) < drafting.decode_step(64, 2048) < plain.decode_step(256, 2048)

@@ -177,6 +177,7 @@ class Reports:
             arrivals=count,
             finished=count,
             finished_tokens=count * self._output,
+            finished_steps=count * self._output,
             is_measured=True,
             cpu_s=self._cpu_s,
         )
@@ -237,6 +238,7 @@ demands = st.builds(
     num_unplaced=st.integers(0, 10),
     finished=st.integers(0, 1000),
     finished_tokens=st.integers(0, 10**7),
+    finished_steps=st.integers(0, 10**7),
     is_measured=st.booleans(),
     cpu_s=st.floats(0.0, 1e6),
 )

@@ -10,7 +10,7 @@ from tandem.deploy.supervise.worker_needs import MeanRequest, WorkerNeeds
 from tests.fakes.sized_cluster import AIMS, TIMES
 
 PROMPT = 4096.0
-REQUEST = MeanRequest(PROMPT, PROMPT**2 / 2, PROMPT, PROMPT**2 / 2, PROMPT, 256.0, 800_000.0, 256.0)
+REQUEST = MeanRequest(PROMPT, PROMPT**2 / 2, PROMPT, PROMPT**2 / 2, PROMPT, 256.0, 256.0, 800_000.0, 256.0)
 ANY = {"any": Bounds(0, 1000)}
 ROLES = {"prefill": Bounds(0, 1000), "decode": Bounds(0, 1000)}
 
@@ -37,10 +37,16 @@ def test_more_load_never_needs_fewer_workers() -> None:
 
 def test_each_role_is_as_large_as_its_own_load() -> None:
     found = needs().fewest(30.0, ROLES)
-    longer = needs(replace(REQUEST, output=2048.0)).fewest(30.0, ROLES)
+    longer = needs(replace(REQUEST, output=2048.0, steps=2048.0)).fewest(30.0, ROLES)
     assert longer["prefill"] == found["prefill"] and longer["decode"] > found["decode"]
     cached = needs(replace(REQUEST, tokens=400.0, elsewhere=400.0, attended=1e5, elsewhere_attended=1e5))
     assert cached.fewest(30.0, ROLES) == {"prefill": 1, "decode": found["decode"]}
+
+
+def test_speculation_decodes_with_fewer_workers() -> None:
+    long = replace(REQUEST, output=2048.0, steps=2048.0)
+    plain, speculating = (needs(request).fewest(30.0, ROLES) for request in (long, replace(long, steps=1024.0)))
+    assert speculating["prefill"] == plain["prefill"] and speculating["decode"] < plain["decode"]
 
 
 def test_pools_limit_what_a_worker_decodes() -> None:
@@ -55,7 +61,7 @@ def test_workers_that_do_both_help_fixed_roles() -> None:
 
 
 def test_one_pair_serves_what_is_unknown() -> None:
-    unknown = needs(MeanRequest(0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    unknown = needs(MeanRequest(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     assert unknown.fewest(5.0, ANY) == {"any": 1}
     assert unknown.fewest(5.0, ROLES) == {"prefill": 1, "decode": 1}
     assert unknown.fewest(5.0, {"both": Bounds(0, 3)}) == {"both": 1}

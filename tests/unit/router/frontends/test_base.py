@@ -7,7 +7,8 @@ import pytest
 
 from tandem.adapters import AdapterEntry
 from tandem.lifecycle import RECEIVED, TOKENIZED
-from tandem.prefix import prefix_identities
+from tandem.messages import NamespaceOwners
+from tandem.prefix import owner_of, prefix_identities
 from tandem.router.adapters.names import BASE_MODEL as BASE
 from tandem.router.adapters.names import ServedModel
 from tandem.router.config import RouterConfig
@@ -21,7 +22,7 @@ from tandem.router.text.prompt_encoder import MAX_INLINE_CHARACTERS
 from tandem.sampling_params import SamplingParams
 from tests.fakes.request_spec import request_spec
 from tests.fakes.scripted_adapters import make_ref
-from tests.fakes.scripted_worker import hello
+from tests.fakes.scripted_worker import ScriptedWorker, hello
 from tests.fakes.tokenizer import ByteTokenizer
 
 MAX_MODEL_LEN = 400
@@ -197,3 +198,20 @@ def test_a_model_may_be_an_adapter() -> None:
     assert len(namespaces) == 2
     with pytest.raises(InvalidRequestError, match="holds a null character"):
         frontend.cache_namespace("", "tenant\0a", BASE)
+
+
+def test_workers_learn_whose_requests_may_draft_from_each_other() -> None:
+    frontend = new_frontend(api_keys=("first", "second 5"), shares_drafts=True)
+    worker = ScriptedWorker(frontend.router, "d0", "decode")
+
+    def owners(*keys: str) -> NamespaceOwners:
+        return NamespaceOwners(tuple(owner_of(frontend.cache_namespace(key, "own", BASE)) for key in keys))
+
+    assert worker.of(NamespaceOwners) == [owners("first", "second")]
+    frontend.set_keys(("second", "third"))
+    assert worker.of(NamespaceOwners)[1:] == [owners("second", "third")]
+    again = ScriptedWorker(frontend.router, "d1", "decode")
+    assert again.of(NamespaceOwners) == [owners("second", "third")]
+    alone = new_frontend(api_keys=("first",))
+    alone.set_keys(("second",))
+    assert not ScriptedWorker(alone.router, "d0", "decode").of(NamespaceOwners)

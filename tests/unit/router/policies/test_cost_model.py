@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tandem.messages import ForwardTimes
 from tandem.router.policies import cost_model
-from tandem.router.policies.cost_model import LATE, MIN_OUTPUT_TOKENS, TAIL_SHARE, Load, Speed
+from tandem.router.policies.cost_model import LATE, MIN_OUTPUT_STEPS, TAIL_SHARE, Load, Speed
 from tandem.router.workers.leans import LEANS
 from tandem.router.workers.objectives import Objectives
 
@@ -21,7 +21,10 @@ loads = st.builds(
 prompt_times = (st.floats(0, 0.1), st.floats(1e-6, 1e-3), st.floats(0, 1e-8))
 step_times = (st.floats(1e-3, 0.05), st.floats(0, 1e-3), st.floats(0, 1e-7))
 speeds = st.builds(
-    Speed, st.builds(ForwardTimes, *prompt_times, *step_times, st.floats(0, 0.5)), output_tokens=st.floats(0, 2000)
+    Speed,
+    st.builds(ForwardTimes, *prompt_times, *step_times, st.floats(0, 0.5)),
+    output_steps=st.floats(0, 2000),
+    num_drafts=st.floats(0, 7),
 )
 # (tokens to compute, length of the prompt)
 prompts = st.tuples(st.integers(0, 50_000), st.integers(0, 50_000)).map(lambda sizes: (min(sizes), max(sizes)))
@@ -43,7 +46,7 @@ def test_prefill_line_matches_formula(load: Load, speed: Speed, aims: Objectives
     x, length = prompt
     f0, f1, f2 = times.prefill_s, times.prompt_token_s, times.attended_token_s
     computing = f1 * x + f2 * x * (length - x / 2)
-    o, miss = max(MIN_OUTPUT_TOKENS, speed.output_tokens), missed(speed, aims)
+    o, miss = max(MIN_OUTPUT_STEPS, speed.output_steps), missed(speed, aims)
     lean = {"both": 1.5, "decode": 5.0}.get(load.lean, 0.0)
     expected = (
         late((f1 * q + f0 + computing) / big_t) + (1 + lean) * computing / big_t + computing * n / (o * i) * (1 + miss)
@@ -55,9 +58,9 @@ def test_prefill_line_matches_formula(load: Load, speed: Speed, aims: Objectives
 
 @given(loads, speeds, objectives, st.integers(1, 50_000))
 def test_decode_line_matches_formula(load: Load, speed: Speed, aims: Objectives, length: int) -> None:
-    s0, s1, s2 = speed.times.step_s, speed.times.request_s, speed.times.kv_token_s
+    s0, s1, s2 = speed.times.step_s, speed.times.request_s * (1 + speed.num_drafts), speed.times.kv_token_s
     n, k, q, i = load.num_decoding, load.num_kv_tokens, load.num_pending_tokens, aims.itl_s
-    o, miss = max(MIN_OUTPUT_TOKENS, speed.output_tokens), missed(speed, aims)
+    o, miss = max(MIN_OUTPUT_STEPS, speed.output_steps), missed(speed, aims)
     step = s0 + s1 * (n + 1) + s2 * k
     others = LATE if step > i else 1.0
     lacking = max(0, n + 1 - load.max_decoding) / load.max_decoding
@@ -65,7 +68,7 @@ def test_decode_line_matches_formula(load: Load, speed: Speed, aims: Objectives,
         late((s0 + s1 * (n + 1) + s2 * (k + length)) / i)
         + speed.times.prompt_token_s * q / (o * i) * (1 + miss)
         + others * n * (s1 + s2 * length) / i
-        + late(lacking * speed.output_tokens * step / aims.ttft_s)
+        + late(lacking * speed.output_steps * step / aims.ttft_s)
         + {"both": 0.7, "prefill": 3.0}.get(load.lean, 0.0)
     )
     assert cost_model.decode_line(load, speed, aims).at(length) == pytest.approx(expected)
@@ -83,7 +86,7 @@ def test_parts_add_up_to_cost(load: Load, speed: Speed, aims: Objectives, size: 
 
 
 def test_memory_cost_of_full_pool() -> None:
-    speed, aims = Speed(ForwardTimes(prompt_token_s=1e-4, step_s=0.01), output_tokens=100.0), Objectives()
+    speed, aims = Speed(ForwardTimes(prompt_token_s=1e-4, step_s=0.01), output_steps=100.0), Objectives()
     full = Load(num_decoding=10, num_pool_tokens=10_000, num_held_tokens=10_000)
     assert cost_model.num_free_tokens(full) == 0
     assert cost_model.memory_cost(full, speed, aims, 0) == 0.0
@@ -95,7 +98,7 @@ def test_memory_cost_of_full_pool() -> None:
 
 def test_place_cost_of_full_batch() -> None:
     # 2 of 10 requests must end first. An output takes 100 steps of 10 ms: 0.2 s, 0.4 of the objective.
-    speed = Speed(ForwardTimes(step_s=10e-3), output_tokens=100.0)
+    speed = Speed(ForwardTimes(step_s=10e-3), output_steps=100.0)
     full = Load(num_decoding=11, max_decoding=10)
     assert cost_model.place_cost(full, speed, Objectives(0.5, 1.0)) == pytest.approx(0.4)
     assert cost_model.place_cost(Load(num_decoding=9, max_decoding=10), speed, Objectives(0.5, 1.0)) == 0.0
@@ -103,7 +106,7 @@ def test_place_cost_of_full_batch() -> None:
 
 def test_worked_example() -> None:
     times = ForwardTimes(0.01, 1e-4, 1e-7, 0.008, 1e-3, 1e-7, gap_beside_prompts_s=0.04)
-    speed, aims = Speed(times, output_tokens=100.0), Objectives(ttft_s=0.5, itl_s=0.02)
+    speed, aims = Speed(times, output_steps=100.0), Objectives(ttft_s=0.5, itl_s=0.02)
     load = Load(num_pending_tokens=2_000, num_decoding=3, num_kv_tokens=10_000, lean="both")
     # 500 of 1,000 tokens: 500 * 1e-4 + 1e-7 * 500 * 750 = 0.0875 s. The queue takes 0.2 s.
     # Slow gaps miss the objective: 1 + (1 - 0.02 / 0.04) / 0.05 = 11.

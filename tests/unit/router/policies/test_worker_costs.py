@@ -42,7 +42,8 @@ def change(worker: Worker, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Non
     stats = WorkerStats(num_leased_pages=leased, num_locked_pages=locked, forward_times=draw(forward_times))
     worker.take_stats(stats)
     worker.set_lean(draw(st.sampled_from(LEANS)))
-    worker.rates.mean_output_tokens = draw(st.floats(0, 2000))
+    worker.rates.mean_output_steps = draw(st.floats(0, 2000))
+    worker.rates.mean_drafts = draw(st.floats(0, 7))
 
 
 class NoChance(random.Random):

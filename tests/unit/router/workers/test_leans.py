@@ -98,10 +98,10 @@ async def test_waiting_ends_with_the_first_token_and_outputs_are_counted() -> No
     demand = h.router.demand()
     assert (demand.num_waiting, demand.waiting_tokens, demand.finished) == (0, 0, 0)
     h.d[0].say(step_tokens(request_id, 0, 1, 8, 9))
-    h.d[0].say(Finished(request_id, 0, "length", 3, 0, 1))
+    h.d[0].say(Finished(request_id, 0, "length", 3, 0, 1, num_drafted=2, num_accepted=1))
     await client.task
     demand = h.router.demand()
-    assert (demand.finished, demand.finished_tokens, demand.arrivals) == (1, 3, 1)
+    assert (demand.finished, demand.finished_tokens, demand.finished_steps, demand.arrivals) == (1, 3, 2, 1)
 
 
 @run

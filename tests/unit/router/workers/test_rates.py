@@ -13,6 +13,8 @@ class Finished:
     moments: dict[str, int] = field(default_factory=dict)
     num_pages_shipped: int = 0
     output_ids: list[int] = field(default_factory=list)
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 def ns(seconds: float) -> int:
@@ -76,3 +78,12 @@ def test_slow_handovers_decay() -> None:
         clock.advance(1.0)
         fixed, page = rates.handover_s(SAME_HOST)
     assert fixed + 100 * page < 2 * (start[0] + 100 * start[1])
+
+
+def test_accepted_drafts_save_steps_of_an_output() -> None:
+    rates = asked_rates()
+    for _ in range(500):
+        rates.request_finished(Finished(output_ids=[0] * 50, num_drafted=60, num_accepted=20), None)
+    assert rates.mean_output_tokens == pytest.approx(50.0)
+    assert (rates.mean_output_steps, rates.mean_drafts) == (pytest.approx(30.0), pytest.approx(2.0))
+    assert (rates.num_finished_tokens, rates.num_finished_steps) == (500 * 50, 500 * 30)
