@@ -31,6 +31,7 @@ class DraftedModel(Model):
         self.expert_counts = target.expert_counts
         self.target = target
         self.drafter = drafter
+        self._layers_read = tuple(drafter.layers_read)
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.target.named_parameters()
@@ -54,7 +55,10 @@ class DraftedModel(Model):
         self.target.loaded()
 
     def shallow(self) -> "DraftedModel":
-        return DraftedModel(self.target.shallow(), self.drafter)
+        model = DraftedModel(self.target.shallow(), self.drafter)
+        # It has few layers.
+        model._layers_read = (0,) * len(self._layers_read)
+        return model
 
     @property
     def is_capturable(self) -> bool:
@@ -74,29 +78,21 @@ class DraftedModel(Model):
         adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         assert isinstance(attention, DraftedAttention)
-        drafter = self.drafter
+        drafter, layers = self.drafter, self._layers_read
         inputs: dict[int, torch.Tensor] = {}
 
         def observe(layer: int, x: torch.Tensor) -> None:
-            if layer in drafter.layers_read:
+            if layer in layers:
                 inputs[layer] = x.clone()
 
         # Only its own rows need the last layer's output, if the drafter does not read it.
         computed = None if drafter.reads_output else rows
         hidden = self.target.hidden_states(
-            input_ids,
-            positions,
-            attention.target,
-            computed,
-            meanwhile,
-            adapters,
-            observe if drafter.layers_read else None,
+            input_ids, positions, attention.target, computed, meanwhile, adapters, observe if layers else None
         )
-        before = None
+        before: torch.Tensor | None = None
         if attention.states is not None:
-            # A trial model lacks some layers.
-            read = [inputs.get(layer, next(iter(inputs.values()))) for layer in drafter.layers_read] if inputs else []
-            before = attention.states.exchange(drafter.states(read, hidden))
+            before = attention.states.exchange(drafter.states([inputs[layer] for layer in layers], hidden))
         if meanwhile is not None:
             meanwhile()
         drafter.run(input_ids, positions, before, attention.drafter, rows=input_ids.new_empty(0))

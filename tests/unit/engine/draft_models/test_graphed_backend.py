@@ -1,12 +1,12 @@
 """Forward passes in graphs write the drafter's pages as single launches do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from tandem.engine.attention.base import GraphedAttention
+from tandem.engine.attention.base import GraphedHeadAttention
 from tandem.engine.attention.drafted_layout import DraftedLayout
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
@@ -53,13 +53,15 @@ class _OnePosition(FixedSizes):
         super().__init__(pool, num_heads)
         self._positions = positions
 
-    def for_graphs(self, batch_sizes, max_pages_per_sequence):  # type: ignore[no-untyped-def]
+    def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         return self._same("decode", super().for_graphs(batch_sizes, max_pages_per_sequence))
 
-    def for_prefill_graphs(self, sizes, max_sequences, max_pages_per_sequence):  # type: ignore[no-untyped-def]
+    def for_prefill_graphs(
+        self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
+    ) -> dict[int, GraphedHeadAttention]:
         return self._same("prefill", super().for_prefill_graphs(sizes, max_sequences, max_pages_per_sequence))
 
-    def _same(self, mode: str, graphed: dict[int, GraphedAttention]) -> dict[int, GraphedAttention]:
+    def _same(self, mode: str, graphed: dict[int, GraphedHeadAttention]) -> dict[int, GraphedHeadAttention]:
         for size, attention in graphed.items():
             attention.positions = self._positions.setdefault((mode, size), attention.positions)
         return graphed
@@ -125,3 +127,9 @@ def test_graphs_write_the_same_pages(engine: Engine) -> None:
     expected = run(engine, in_graphs=False)
     torch.testing.assert_close(run(engine, in_graphs=True), expected, atol=1e-5, rtol=1e-5)
     assert expected.count_nonzero() > 0
+
+
+def test_trial_passes_of_few_layers_have_the_drafter_too(engine: Engine) -> None:
+    [sequence, _] = sequences()
+    sequence.extend(5)
+    assert engine.shallow().forward(Batch.of([], [sequence])).done()
