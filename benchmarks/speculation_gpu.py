@@ -134,9 +134,9 @@ class Run:
         rng, vocab_size = random.Random(1), engine.model.config.vocab_size
         decode = DecodeConfig(batch_size, speculation=speculation, overlap=overlap)
         worker = LocalWorker(engine, PrefillConfig(8192), decode, self._take)
-        by_lookup = worker.scheduler._decode._drafting
-        if isinstance(by_lookup, drafting.Drafting):
-            by_lookup._drafter = Guesses
+        scheduler = worker.scheduler._decode
+        if isinstance(scheduler._drafting, drafting.Drafting):
+            scheduler._drafting._drafter = Guesses
         names = [f"r{number}" for number in range(batch_size)]
         for name in names:
             worker.submit(name, rng.choices(range(vocab_size), k=PROMPT_LEN), SamplingParams(MAX_TOKENS))

@@ -26,10 +26,10 @@ def add_mtp_layer(directory: Path, seed: int = 1) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def save_eagle_head(directory: Path, target: Path, seed: int = 1) -> None:
+def save_eagle_head(directory: Path, target: Path, seed: int = 1, head_dim: int = 8) -> None:
     """Saves a head with fewer tokens and another number of KV heads than the target."""
     of_target = json.loads((target / "config.json").read_text())
-    hidden, vocab_size, heads, head_dim, size = of_target["hidden_size"], of_target["vocab_size"], 4, 8, 96
+    hidden, vocab_size, heads, size = of_target["hidden_size"], of_target["vocab_size"], 4, 96
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "vocab_size": vocab_size,

@@ -1,7 +1,7 @@
 """Drafts by a model change no token, and a model that drafts for itself is right wherever the pages come from."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +11,15 @@ import torch
 from tandem.decode_worker.config import DecodeConfig
 from tandem.decode_worker.draft_depth import DraftDepth
 from tandem.decode_worker.drafting import MAX_DRAFTS
-from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_models.drafted_model import DraftedModel
 from tandem.engine.engine import Engine
-from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Drafted
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, save_tiny_model
 from tests.cluster.tiny_experts import save_tiny_experts
+from tests.fakes.recorded_drafts import Made, drafts_of_one_prefill, record_drafts
 from tests.fakes.tiny_drafters import add_mtp_layer, save_eagle_head
 from tests.unit.scenarios.test_speculation import (
     ENDS,
@@ -157,31 +156,9 @@ def test_drafts_go_on_as_far_as_the_grammar_allows(engine: Engine) -> None:
     run_both(engine, {f"r{i}": Request([7, 3, 9], replace(sampling, seed=i), [3]) for i in range(3)}, 190)
 
 
-def drafts_of_one_prefill(engine: Engine, sequence: TokenSequence, num_drafts: int) -> list[int]:
-    """Returns the drafts behind the same tokens if one forward pass has computed all but the last."""
-    assert engine.draft_maker is not None
-    anew = TokenSequence([*sequence.token_ids], sequence.prompt_len, range(NUM_PAGES), sampling=sequence.sampling)
-    anew.extend(len(anew.token_ids) - 1)
-    if anew.extend_len:
-        engine.forward(Batch.of([], [anew])).token_ids()
-    anew.complete_extend()
-    return engine.draft_maker.make([anew], [num_drafts])[0]
-
-
 def test_drafts_follow_from_the_tokens_alone(any_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever computed the pages: chunks, cached prefixes, steps with right or wrong drafts, mixed steps, restarts."""
-    maker = any_engine.draft_maker
-    assert maker is not None
-    made: list[tuple[TokenSequence, list[int]]] = []
-    make = maker.make
-
-    def record(sequences: Sequence[TokenSequence], num_drafts: Sequence[int]) -> list[list[int]]:
-        drafts = make(sequences, num_drafts)
-        for sequence, of_sequence in zip(sequences, drafts, strict=True):
-            known = TokenSequence([*sequence.token_ids], sequence.prompt_len, (), sampling=sequence.sampling)
-            made.append((known, of_sequence))
-        return drafts
-
+    made: list[Made] = []
     for seed in range(2):
         rng = random.Random(seed)
         requests = random_requests(rng)
@@ -190,7 +167,7 @@ def test_drafts_follow_from_the_tokens_alone(any_engine: Engine, monkeypatch: py
             # A common beginning, so that later attempts and requests find cached pages.
             request.prompt_ids = stem + request.prompt_ids[: rng.randint(0, 20)]
         with monkeypatch.context() as patch:
-            patch.setattr(maker, "make", record)
+            record_drafts(any_engine, patch, made)
             run_both(any_engine, requests, 190)
     assert len(made) > 20
     for sequence, drafts in made:
