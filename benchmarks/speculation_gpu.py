@@ -3,10 +3,12 @@
   python -m benchmarks.speculation_gpu costs --model DIRECTORY
   python -m benchmarks.speculation_gpu overlap --model DIRECTORY
   python -m benchmarks.speculation_gpu rates --model DIRECTORY
+  python -m benchmarks.speculation_gpu arrivals --model DIRECTORY
 
 costs: device time of a step with drafts, as times that of a step without; overlap: steps that overlap or not; rates:
-tokens per second of a stream by acceptance. Each prints a table, and all of them run in one process if named together.
-For rates, the model's next token is always the last one plus 1: so drafts are right or wrong as a script decides.
+tokens per second of a stream by acceptance; arrivals: gaps of 64 streams while prompts arrive. Each prints a table. All
+run in one process if named together. The model's next token is always the last one plus 1, so drafts are right or
+wrong as a script decides.
 """
 
 import argparse
@@ -41,14 +43,18 @@ DRAFTS = (1, 2, 4, 7, 8)
 CONTEXT = 1024
 NUM_WARMUPS, NUM_STEPS = 3, 11
 CHANCES = (0.0, 0.5, 0.8, 1.0)
-FORCED = (3, 7)
+FORCED = (4,)
 PROMPT_LEN = 128
 # More than a run computes. Shares of a run, in seconds.
 MAX_TOKENS = 4096
 # Most that all compute on average, of the pool's size.
 MAX_RUN_TOKENS = 2048
-WARMUP_S, MEASURED_S = 0.4, 0.4
+WARMUP_S, MEASURED_S = 0.4, 0.3
 TIMEOUT_S = 120.0
+# Streams beside prompts that arrive at a rate, per second.
+STREAM, NUM_STREAMS = "s", 64
+ARRIVAL_RATE, ARRIVALS_S = 4.0, 4.0
+ARRIVING_LEN, ARRIVING_TOKENS = 2048, 32
 # Leaves a direction in the hidden state to the embedding alone.
 DAMPING = 1e-3
 # Without a policy.
@@ -170,7 +176,7 @@ class Run:
 def overlap(engine: Engine, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
     for batch_size in BATCH_SIZES:
         found = {
-            name: min(Run(engine, batch_size, NO_SPECULATION, overlap=overlaps).step_s for _ in range(2))
+            name: Run(engine, batch_size, NO_SPECULATION, overlap=overlaps).step_s
             for name, overlaps in (("overlapping", True), ("not", False))
         }
         lost_s = found["not"] - found["overlapping"]
@@ -205,7 +211,71 @@ def rates(engine: Engine, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-PARTS = {"costs": costs, "overlap": overlap, "rates": rates}
+class Arrivals:
+    """Running streams beside prompts that arrive.
+
+    Attributes:
+        gaps_s: of the streams, between messages with tokens.
+    """
+
+    def __init__(self, engine: Engine, speculation: str) -> None:
+        self._num_first = 0
+        self._last: dict[str, float] = {}
+        self._is_measured = False
+        self.gaps_s: list[float] = []
+        rng, vocab_size = random.Random(2), engine.model.config.vocab_size
+        worker = LocalWorker(engine, PrefillConfig(8192), DecodeConfig(128, speculation=speculation), self._take)
+        scheduler = worker.scheduler._decode
+        if scheduler._drafting is not None:
+            scheduler._drafting._drafter = Guesses
+        names = [f"{STREAM}{number}" for number in range(NUM_STREAMS)]
+        for name in names:
+            worker.submit(name, rng.choices(range(vocab_size), k=PROMPT_LEN), SamplingParams(MAX_TOKENS))
+        worker.run_until(lambda: self._num_first == NUM_STREAMS, TIMEOUT_S)
+        began = time.perf_counter()
+        due, number = began + WARMUP_S, 0
+        while (now := time.perf_counter()) < began + WARMUP_S + ARRIVALS_S:
+            self._is_measured = now > began + WARMUP_S
+            if now >= due:
+                prompt = rng.choices(range(vocab_size), k=ARRIVING_LEN)
+                worker.submit(f"p{number}", prompt, SamplingParams(ARRIVING_TOKENS))
+                due, number = due + rng.expovariate(ARRIVAL_RATE), number + 1
+            worker.step()
+        for name in (*names, *(f"p{i}" for i in range(number))):
+            worker.abort(name, 0)
+        worker.run_until(lambda: not engine.launches and not worker.scheduler.stats().num_running, TIMEOUT_S)
+        scheduler.collect_launched()
+
+    def _take(self, message: WorkerMessage) -> None:
+        if isinstance(message, GaveBack | Failed):
+            raise RuntimeError(f"a request was not served: {message}")
+        self._num_first += isinstance(message, FirstToken)
+        if not isinstance(message, Tokens):
+            return
+        now = time.perf_counter()
+        for event in message.events:
+            if event.request_id.startswith(STREAM):
+                if self._is_measured:
+                    self.gaps_s.append(now - self._last[event.request_id])
+                self._last[event.request_id] = now
+
+
+def arrivals(engine: Engine, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
+    Guesses.vocab_size = engine.model.config.vocab_size
+    runs = [(NO_SPECULATION, 0.0), *((AUTO_SPECULATION, chance) for chance in chances), (NO_SPECULATION, 0.0)]
+    for speculation, chance in runs:
+        Guesses.chance = chance
+        gaps_s = sorted(Arrivals(engine, speculation).gaps_s)
+        at = {f"p{share}": gaps_s[len(gaps_s) * share // 100] for share in (50, 90, 99)}
+        yield {
+            "speculation": speculation,
+            "acceptance": chance if speculation == AUTO_SPECULATION else "",
+            **{name: f"{seconds * 1e3:.2f} ms" for name, seconds in at.items()},
+            "gaps": len(gaps_s),
+        }
+
+
+PARTS = {"costs": costs, "overlap": overlap, "rates": rates, "arrivals": arrivals}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -225,7 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_chunk_tokens=8192,
         max_batch_size=max(BATCH_SIZES),
         max_drafts=MAX_DRAFTS,
-        prefill_cuda_graphs=False,
+        mixed_steps="arrivals" in arguments.parts,
+        prefill_cuda_graphs="arrivals" in arguments.parts,
         max_model_len=PROMPT_LEN + MAX_TOKENS,
     )
     assert isinstance(engine, Engine)

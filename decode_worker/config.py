@@ -1,6 +1,6 @@
 """Options of the decode scheduler. Nothing here imports torch: the command line imports this module."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.config import require, require_positive
 from tandem.decode_worker.drafters.table import DRAFTERS
@@ -11,13 +11,13 @@ from tandem.options import option
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
     speculation: str = option(
-        NO_SPECULATION,
+        AUTO_SPECULATION,
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
-        "those of ngram that are expected to gain time; draft: a small model; eagle: an EAGLE-3 head; mtp: the model's "
-        "own layer for further tokens",
+        "those of ngram that are expected to gain time, on CPUs, with one rank a worker, and none elsewhere; draft: a "
+        "small model; eagle: an EAGLE-3 head; mtp: the model's own layer for further tokens",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names, *model_sources()),
         takes_path=True,
-        detail=". On CPUs, with one rank a worker ([speculation.md](speculation.md))",
+        detail=" ([speculation.md](speculation.md))",
     )
     speculation_shared: bool = option(
         False,
@@ -28,7 +28,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig(DecodeOptions):
-    """Options of the decode scheduler.
+    """Options of the decode scheduler, which drafts nothing unless it is told to.
 
     Attributes:
         max_batch_size: maximum number of requests in a decode step.
@@ -40,6 +40,7 @@ class DecodeConfig(DecodeOptions):
         itl_objective_s: expected time of a step with drafts of `auto` at most; 0 for no limit.
     """
 
+    speculation: str = field(default=NO_SPECULATION, kw_only=True)
     max_batch_size: int = 64
     lease_duration_s: float = 30.0
     admit_grace_s: float = 2.0

@@ -12,6 +12,8 @@ MAX_DRAFTS = 7
 START = 0.5
 # Weight of an observation in a request's mean, and in that of all requests.
 WEIGHT, SHARED_WEIGHT = 1 / 8, 1 / 64
+# Less likely drafts gain nothing worth their host time.
+LEAST_CHANCE = 0.02
 # Share of the ITL objective that an expected step may fill.
 FILLED = 0.9
 
@@ -84,9 +86,10 @@ class DraftPolicy:
         if step_s >= limit_s:
             limit_s = float("inf")
         chances = [
-            (acceptance ** (num_unknown + depth), number)
+            (chance, number)
             for number, (acceptance, num_drafts) in enumerate(proposals)
             for depth in range(1, num_drafts - num_unknown + 1)
+            if (chance := acceptance ** (num_unknown + depth)) >= LEAST_CHANCE
         ]
         chances.sort(reverse=True)
         # With each number of drafts.

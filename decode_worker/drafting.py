@@ -127,8 +127,8 @@ class Drafting(StepDrafts):
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
-        if self._policy is None:
-            return True
+        if self._policy is None or not self._max_drafts:
+            return self._max_drafts > 0
         proposals = self._proposals(jobs)
         return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
 

@@ -22,7 +22,7 @@ from tandem.config import (
 )
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
 from tandem.decode_worker.draft_policy import MAX_DRAFTS
-from tandem.decode_worker.speculation import NO_SPECULATION, parse_speculation
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION, parse_speculation
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
@@ -209,21 +209,25 @@ class ClusterConfig(ClusterOptions):
         require_one_of(self, "ray_autoscaler", SWITCH)
         check_network(self.interface)
         self._check_store()
-        # Their constructors check more.
-        self.router("unresolved", self.model, 1)
-        self.worker("unresolved", "both", self.engine("unresolved"), 1)
-        self._check_ranks()
         if self.speculation_shared:
             require(
                 bool(self.api_keys) and not self.share_cache_between_keys,
                 "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
                 "share_cache_between_keys out",
             )
-        if self.speculation != NO_SPECULATION:
+            require(
+                self._speculation == self.speculation,
+                "speculation_shared is for workers that draft: auto does not on GPUs, nor with several ranks",
+            )
+        if self.speculation not in (NO_SPECULATION, AUTO_SPECULATION):
             require(
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
+        # Their constructors check more.
+        self.router("unresolved", self.model, 1)
+        self.worker("unresolved", "both", self.engine("unresolved"), 1)
+        self._check_ranks()
 
     def _check_adapters(self) -> None:
         for text in self.lora:
@@ -241,6 +245,12 @@ class ClusterConfig(ClusterOptions):
             bool(self.admin_keys) or not self.lora_root,
             "lora_root is for adapters that are loaded while the cluster serves: give admin_keys too",
         )
+
+    @property
+    def _speculation(self) -> str:
+        """auto drafts nothing where decode steps may compute one row a sequence only."""
+        drafts = self.device == "cpu" and self.max_degree == 1
+        return self.speculation if drafts or self.speculation != AUTO_SPECULATION else NO_SPECULATION
 
     @property
     def adapter_paths(self) -> list[tuple[str, str]]:
@@ -414,7 +424,7 @@ class ClusterConfig(ClusterOptions):
                 "num_pages": self.num_pages or self._device_defaults.num_pages,
                 "max_loras": self.max_loras or (DEFAULT_MAX_LORAS if self.lora or self.lora_root else 0),
                 "max_batch_size": self.max_batch_size,
-                "max_drafts": 0 if self.speculation == NO_SPECULATION else MAX_DRAFTS,
+                "max_drafts": 0 if self._speculation == NO_SPECULATION else MAX_DRAFTS,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
                 # Of all roles: prefills write the drafter's pages too.
@@ -520,6 +530,7 @@ class ClusterConfig(ClusterOptions):
         prefill = _values(self, PrefillOptions) | {"chunk_size": chunk_size, "overlap": overlap}
         itl_objective_s = self.itl_objective_ms / 1e3
         decode = _values(self, DecodeOptions) | {
+            "speculation": self._speculation,
             "max_batch_size": max_batch_size,
             "overlap": overlap,
             "itl_objective_s": itl_objective_s,

@@ -243,6 +243,9 @@ class GraphableHeadBackend(HeadBackend, GraphableBackend):
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedHeadAttention]:
         """As GraphableBackend.for_graphs."""
 
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedHeadAttention]:
+        raise NotImplementedError
+
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> Mapping[int, GraphedHeadAttention]:

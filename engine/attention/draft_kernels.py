@@ -1,7 +1,7 @@
 """Attention of decode steps with drafts as Triton kernels. Works as triton_kernels.py does.
 
 A program computes one item: some tokens of a sequence, for the query heads of one key-value head of up to eight new
-tokens. So each key and value is read once for all of them.
+tokens. So each key and value is read once for all of these.
 """
 
 import torch

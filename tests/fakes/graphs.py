@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tandem.engine import graph_runner, mixed_graphs, prefill_graphs
+from tandem.engine import draft_graphs, graph_runner, mixed_graphs, prefill_graphs
 from tandem.engine.attention.base import GraphableHeadBackend, GraphedAttention, GraphedHeadAttention, HeadAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind
@@ -72,6 +72,9 @@ class FixedSizes(ReferenceAttention, GraphableHeadBackend):
     ) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "prefill", size, self._num_heads) for size in sizes}
 
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
+        return {size: FixedSize(self.pool, "decode", size, self._num_heads) for size in sizes}
+
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
         assert isinstance(self.pool.layout, KvHeadLayout)
         return graphed_by_kind(decode, prefill, self._num_heads * self.pool.layout.head_dim)
@@ -112,7 +115,7 @@ def replay_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for graphs in (graph_runner, prefill_graphs, mixed_graphs):
+    for graphs in (draft_graphs, graph_runner, prefill_graphs, mixed_graphs):
         monkeypatch.setattr(graphs, "GraphCapture", Capture)
 
     def copy_to(self: Packed, memory: torch.Tensor) -> None:

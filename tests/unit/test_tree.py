@@ -35,6 +35,7 @@ TESTED_ELSEWHERE = {
     "deploy/on_ray/ray_module.py": "unit/deploy/on_ray/test_local_ray.py",
     "deploy/on_ray/ray_base.py": "unit/deploy/supervise/test_room.py",
     "deploy/host/run_record.py": "unit/deploy/host/test_process_tree.py",
+    "engine/graph_capture.py": "gpu/engine/test_graph_runner.py",
     "engine/collectives/ipc_memory.py": "gpu/engine/collectives/test_cuda_ipc.py",
     "engine/models/attention/by_head.py": "unit/engine/models/test_decoder.py",
     "engine/models/attention/indexed.py": "unit/engine/models/test_decoder.py",

@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.decode_worker.draft_policy import MAX_DRAFTS, START, DraftPolicy
+from tandem.engine.draft_costs import DraftCosts
 from tandem.worker.forward_timer import INTERVAL_S, ForwardTimer
 from tests.fakes.clock import FakeClock
 
@@ -121,3 +122,43 @@ def test_a_source_that_is_wrong_takes_nothing_from_another() -> None:
     for _ in range(100):
         policy.observe("shared", START, [7], [8])
     assert policy.usual_acceptance("shared") < 0.2 < policy.usual_acceptance(SOURCE) == START
+
+
+def test_lost_overlap_is_part_of_the_price() -> None:
+    device = Device(ROW_S[0])
+    device.measure()
+    device.clock.advance(INTERVAL_S)
+    lost_s = 0.0
+    device.policy = DraftPolicy(device.timer, 0.0, lost_s=lambda: lost_s)
+    assert device.choose([0.5], 1)[0] > 1
+    # 4 % of a step for 3 % more tokens, then 20 % for nearly twice as many.
+    lost_s = 0.04 * STEP_S
+    assert device.choose([0.03], 1) == [0]
+    lost_s = 0.2 * STEP_S
+    assert device.choose([0.5], 1)[0] > 2
+    lost_s = STEP_S
+    assert device.choose([0.5], 1) == [0]
+
+
+def test_drafts_fill_the_measured_sizes() -> None:
+    device = Device(ROW_S[0])
+    device.measure()
+    device.clock.advance(INTERVAL_S)
+    costs = DraftCosts({1: STEP_S, 4: STEP_S}, {2: STEP_S, 8: 1.1 * STEP_S, 16: 3 * STEP_S})
+    device.policy = DraftPolicy(device.timer, 0.0, costs)
+    # Within a size, more drafts cost nothing. The next size costs more than it gains.
+    assert device.choose([0.9], 1) == [MAX_DRAFTS]
+    assert sum(device.choose([0.9, 0.9, 0.8, 0.1], 4)) == 4
+    assert device.choose([0.05], 1) == [1]
+
+
+def test_unknown_tokens_must_be_right_first() -> None:
+    device = Device(ROW_S[0])
+    device.measure()
+    device.clock.advance(INTERVAL_S)
+    device.policy = DraftPolicy(device.timer, 0.0, lost_s=lambda: 0.3 * STEP_S)
+    proposals, context = [(0.4, MAX_DRAFTS)], CONTEXT
+    assert device.policy.choose(proposals, 1, context)[0] > 0
+    assert device.policy.choose(proposals, 1, context, num_unknown=1) == [0]
+    assert device.policy.choose([(1.0, MAX_DRAFTS)], 1, context, num_unknown=1) == [MAX_DRAFTS - 1]
+    assert device.policy.choose([(1.0, 1)], 1, context, num_unknown=1) == [0]

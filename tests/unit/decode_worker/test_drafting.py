@@ -173,3 +173,16 @@ def test_auto_drafts_nothing_where_the_engine_computes_no_drafts_and_others_are_
         drafted("ngram")
     engine.max_drafts = 1
     assert drafted("auto") == drafted("ngram") == (Drafted("ngram", 0, 0, 0),)
+
+
+def test_drafts_are_no_more_than_the_engine_computes(source: str) -> None:
+    engine = FakeEngine(1, PAGE_SIZE)
+    engine.max_drafts, engine.max_drafted_rows = 4, 3 + 6
+    jobs = Jobs(source, engine, 40)
+    for _ in range(3):
+        jobs.add(9)
+    assert [len(drafts) for drafts in jobs.draft()] == [4, 2, 0]
+    engine.max_drafts = 0
+    jobs = Jobs(source, engine, 40)
+    jobs.add(9)
+    assert jobs.draft() == [()]

@@ -183,3 +183,14 @@ def test_polls_for_a_mixed_step_begin_before_its_expected_time(ratio: float, cou
     device.launch(2 * STEP_S, expected_s=2 * STEP_S)
     device.collect()
     assert device.pace.earliest_end() == pytest.approx(device.clock.now + SHARE * counted * 2 * STEP_S)
+
+
+def test_host_time_is_lost_without_overlap() -> None:
+    device = Device()
+    assert device.pace.lost_s == 0.0
+    device.launch(STEP_S)
+    device.pace.collected(0.002)
+    assert device.pace.lost_s == pytest.approx(HOST_S + 0.002)
+    # Launches of mixed steps are no measure of others.
+    device.launch(STEP_S, host_s=1.0, expected_s=STEP_S)
+    assert device.pace.lost_s == pytest.approx(HOST_S + 0.002)

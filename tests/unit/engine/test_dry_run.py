@@ -12,6 +12,7 @@ from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
+from tandem.engine.draft_graphs import SIZES as DRAFT_ROWS
 from tandem.engine.dry_run import launch_bound_sizes, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -193,6 +194,33 @@ def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypa
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=4, cuda_graph_max_bs=4, mixed_steps=True)
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, lambda sizes: pytest.fail("tried"))
     assert not measured.mixed_sizes.pairs() and measured.memory.graphs == 0
+
+
+def test_steps_with_drafts_are_measured(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(model_dir, 1)
+    device = FakeDevice(monkeypatch, engine)
+    tried = []
+
+    def capture(sizes: Sequence[int]) -> object:
+        tried.append(sizes)
+        return object()
+
+    config = EngineConfig(
+        model_dir, max_chunk_tokens=0, max_batch_size=9, max_drafts=7, cuda_graph_max_bs=9, max_model_len=64
+    )
+    measured = measure_memory(engine, config, 1000 * MIB, None, None, None, capture)
+    largest = device.batches[-1]
+    assert (largest.num_tokens, len(largest.sequences)) == (72, 9) and measured.memory.forward == 72 * MIB
+    assert {batch.num_tokens for batch in device.shallow_batches if batch.num_drafts} == {*DRAFT_ROWS[:-4]}
+    # The largest of the sizes up to 96, and page tables of 96 sequences with 4 pages each.
+    assert tried == [(16, 24, 32, 48, 64, 96)] and measured.memory.graphs == 4 * 96 * 4
+    # A worker without decode steps has none.
+    measured = measure_memory(engine, replace(config, max_batch_size=0), 1000 * MIB, None, None, None, capture)
+    assert len(tried) == 1 and measured.memory.graphs == 0
+    engine.max_drafts = 0
+    device.batches.clear()
+    measure_memory(engine, config, 1000 * MIB, None, None, None)
+    assert not any(batch.num_drafts for batch in device.batches)
 
 
 # --- launch-bound prefills ---

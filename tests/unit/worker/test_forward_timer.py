@@ -39,12 +39,12 @@ class Device:
         self.timer.prompts_ended()
         self.timer.times()
 
-    def step(self) -> None:
+    def step(self, idle_s: float = 0.0) -> None:
         num_requests = self.rng.randrange(1, 128)
         num_context = num_requests * self.rng.randrange(100, 4000)
         self.timer.step_launched(num_requests, num_context)
         self.clock.advance(STEP[0] + STEP[1] * num_requests + STEP[2] * num_context)
-        self.timer.step_ended()
+        self.timer.step_ended(idle_s=idle_s)
         self.timer.times()
 
 
@@ -88,6 +88,14 @@ def test_steps_are_timed_from_end_to_end() -> None:
             device.clock.advance(10.0)
     assert device.factors[3:6] == pytest.approx(STEP, rel=0.15)
     assert device.factors[:3] == pytest.approx(astuple(start_times("cuda"))[:3])
+
+
+def test_idle_time_before_a_step_is_no_part_of_it() -> None:
+    device = Device()
+    for _ in range(500):
+        device.clock.advance(0.005)
+        device.step(idle_s=0.005)
+    assert device.factors[3:6] == pytest.approx(STEP, rel=0.15)
 
 
 def test_alternating_steps_and_prompts_fit_both() -> None:

@@ -1,14 +1,14 @@
 """Checks of the configuration."""
 
 import math
-from dataclasses import fields
-from functools import partial
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from tandem.config import Role
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
+from tandem.decode_worker.draft_policy import MAX_DRAFTS
 from tandem.deploy.cli.main import main
 from tandem.deploy.config import cluster_config
 from tandem.deploy.config.cluster_config import ClusterConfig
@@ -78,13 +78,18 @@ from tandem.worker.config import WorkerConfig
             lambda: ClusterConfig("m", tp=2, speculation="ngram"),
             "^speculation ngram is for workers of one rank: leave it out, or tp$",
         ),
-        *(
-            (
-                partial(ClusterConfig, "m", speculation="ngram", speculation_shared=True, **given),
-                "^speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
-                "share_cache_between_keys out$",
-            )
-            for given in ({}, {"api_keys": ("one",), "share_cache_between_keys": True})
+        (
+            lambda: ClusterConfig("m", speculation="ngram", speculation_shared=True),
+            "^speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
+            "share_cache_between_keys out$",
+        ),
+        (
+            lambda: ClusterConfig("m", api_keys=("one",), share_cache_between_keys=True, speculation_shared=True),
+            "^speculation_shared drafts from the outputs of one API key only",
+        ),
+        (
+            lambda: ClusterConfig("m", tp=2, api_keys=("one",), speculation_shared=True),
+            "^speculation_shared is for workers that draft: auto does not on GPUs, nor with several ranks$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
@@ -161,7 +166,9 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
     config = ClusterConfig("m", chunk_size=99, max_batch_size=7)
     engine = config.worker("w", role, config.engine("m"), 500).worker.engine
     assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
-    assert engine.max_model_len == 500
+    assert engine.max_model_len == 500 and engine.max_drafts == MAX_DRAFTS
+    assert replace(config, speculation="off").engine("m").max_drafts == 0
+    assert replace(config, speculation="ngram", device="cuda").engine("m").max_drafts == MAX_DRAFTS
 
 
 @pytest.mark.parametrize(
@@ -297,3 +304,14 @@ def test_roles_have_degrees_of_their_own() -> None:
 def test_ranks_share_gpus(workers_per_gpu: int, num_ranks: int, num_gpus: int, each: float) -> None:
     config = ClusterConfig("m", device="cuda", workers_per_gpu=workers_per_gpu, tp=num_ranks, num_pages=64)
     assert (config.num_gpus, config.gpus_of("decode")) == (num_gpus, each)
+
+
+def test_speculation_is_automatic_where_decode_steps_compute_several_rows_of_a_sequence() -> None:
+    def of_decode(**options: Any) -> tuple[str, bool]:
+        config = ClusterConfig("m", **options)
+        plan = config.worker("w", "decode", config.engine("m"), 100)
+        return plan.decode.speculation, plan.worker.engine.max_drafts > 0
+
+    assert of_decode() == of_decode(speculation="auto") == ("auto", True)
+    assert of_decode(speculation="ngram") == ("ngram", True)
+    assert of_decode(tp=2) == of_decode(device="cuda") == of_decode(speculation="off") == ("off", False)

@@ -19,13 +19,12 @@ from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.fakes.scripted_drafter import scripted
+from tests.gpu.engine.test_engine import assert_close
 
 NUM_PAGES = 200
 PAGE_SIZE = 16
 MAX_DRAFTS = 7
 TIMEOUT_S = 60.0
-# Between log probabilities of forward passes of different rows, in bfloat16.
-MAX_ERROR = 0.05
 PROMPT_LENS = (5, 33, 16, 90, 1, 48)
 SAMPLINGS = (
     SamplingParams(40),
@@ -88,7 +87,8 @@ def test_graphs_match_single_launches(model_dir: Path, backend: str, num_drafts:
     with_graphs = build(model_dir, backend=backend)
     without = build(model_dir, backend=backend, graphs=0)
     assert with_graphs._draft_graphs is not None and without._draft_graphs is None
-    assert logprobs_of(with_graphs, num_drafts) == pytest.approx(logprobs_of(without, num_drafts), abs=1e-5)
+    found, expected = (torch.tensor(logprobs_of(engine, num_drafts)) for engine in (with_graphs, without))
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("backend", ["flashinfer", "triton", "reference"])
@@ -96,7 +96,7 @@ def test_rows_behind_drafts_are_those_of_single_steps(model_dir: Path, backend: 
     engine = build(model_dir, backend=backend)
     one_by_one = torch.tensor(logprobs_of(engine, [0] * 8)).view(8, -1)
     at_once = torch.tensor(logprobs_of(engine, [7])).view(-1, 8).T
-    assert (one_by_one - at_once).abs().max() < MAX_ERROR
+    assert_close(at_once, one_by_one)
 
 
 class Outputs:

@@ -1,0 +1,100 @@
+"""Overlap of decode steps with speculation: steps without drafts overlap, and drafts follow known tokens."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tandem.decode_worker.config import AUTO_SPECULATION, DecodeConfig
+from tandem.messages import ForwardTimes
+from tests.fakes.engine import expected_tokens
+from tests.fakes.scripted_drafter import ScriptedDrafter, scripted
+from tests.fakes.workers import WorkerPair
+
+PROMPT = [5, 3, 8, 1, 7, 2]
+MAX_TOKENS = 20
+OUTPUT = expected_tokens(PROMPT, MAX_TOKENS)
+# A row costs little beside the step.
+TIMES = ForwardTimes(step_s=0.01, request_s=1e-4)
+FEW_DRAFTS = 3
+
+
+def right(token_ids: Sequence[int], most: int) -> Sequence[int]:
+    return OUTPUT[len(token_ids) - len(PROMPT) :][: min(most, FEW_DRAFTS)]
+
+
+def wrong(token_ids: Sequence[int], most: int) -> Sequence[int]:
+    return [1] * most
+
+
+class Speculating:
+    """A request on an asynchronous engine with drafts by a script and the policy of `auto`."""
+
+    def __init__(self, *, lost_s: float = 0.0, speculation: str = AUTO_SPECULATION) -> None:
+        self.pair = WorkerPair(
+            prefill={"num_pages": 64}, asynchronous=True, config=DecodeConfig(speculation=speculation), page_size=4
+        )
+        scheduler = self.pair.d.scheduler
+        assert scheduler._drafting is not None
+        if scheduler._drafting._policy is not None:
+            scheduler._drafting._drafter = ScriptedDrafter
+            scheduler._drafting._policy._lost_s = lambda: lost_s
+        scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
+        # Steps in flight when one runs, and each step's rows.
+        self.in_flight: list[int] = []
+        run_next = self.pair.d.engine.run_next
+
+        def run() -> None:
+            self.in_flight.append(self.pair.d.engine.num_launched)
+            run_next()
+
+        self.pair.d.engine.run_next = run  # type: ignore[method-assign]
+        self.pair.submit("a", PROMPT, max_tokens=MAX_TOKENS)
+        self.pair.run()
+        self.pair.check_idle()
+        assert self.pair.output("a") == OUTPUT
+        self.rows = [lens[0] for _, lens in self.pair.d.engine.batches]
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest) -> Iterator[None]:
+    with scripted(request.param, FEW_DRAFTS):
+        yield
+
+
+@pytest.mark.parametrize("script", [lambda token_ids, most: ()], indirect=True)
+@pytest.mark.usefixtures("script")
+def test_steps_overlap_while_nothing_is_proposed() -> None:
+    speculating = Speculating()
+    assert speculating.rows == [1] * (MAX_TOKENS - 1)
+    assert speculating.in_flight == [2] * (MAX_TOKENS - 2) + [1]
+
+
+@pytest.mark.parametrize("script", [right], indirect=True)
+@pytest.mark.usefixtures("script")
+def test_steps_with_drafts_follow_known_tokens() -> None:
+    speculating = Speculating()
+    # Nothing is in flight before the first step, nor when a step has drafts.
+    assert speculating.rows == [4, 4, 4, 4, 3]
+    assert speculating.in_flight == [1] * 5
+
+
+@pytest.mark.parametrize("script", [wrong], indirect=True)
+@pytest.mark.usefixtures("script")
+def test_steps_overlap_again_once_drafts_are_wrong() -> None:
+    speculating = Speculating(lost_s=0.3 * TIMES.step_s)
+    assert speculating.rows[0] > 1 and speculating.rows[-5:] == [1] * 5
+    assert speculating.in_flight[0] == 1 and speculating.in_flight[-5:] == [2] * 4 + [1]
+
+
+@pytest.mark.parametrize("script", [right], indirect=True)
+@pytest.mark.usefixtures("script")
+def test_lost_overlap_may_cost_more_than_drafts_gain() -> None:
+    speculating = Speculating(lost_s=5 * TIMES.step_s)
+    assert speculating.rows == [1] * (MAX_TOKENS - 1)
+    assert speculating.in_flight == [2] * (MAX_TOKENS - 2) + [1]
+
+
+def test_without_a_policy_no_step_overlaps() -> None:
+    with scripted(lambda token_ids, most: (), FEW_DRAFTS) as source:
+        speculating = Speculating(speculation=source)
+    assert speculating.in_flight == [1] * (MAX_TOKENS - 1)
