@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.both_worker.local_worker import LocalWorker
+from tandem.client import TandemClient, TandemError
 from tandem.decode_worker.config import DecodeConfig
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.engine.build import build_engine
@@ -17,11 +18,12 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.sampler import sample
 from tandem.engine.token_sequence import TokenSequence
+from tandem.key_file import KeyFile
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
 from tandem.v1.worker_pb2 import IntegrityReport
-from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream, QuickConfig, wait_whole
 from tests.cluster.test_moves import busiest_worker, leaving, num_moved, wait_linked
 
@@ -133,6 +135,56 @@ def test_moved_streams_have_the_tokens_of_transformers(
         assert confirm(tiny_oracle, prompt, sampling, answer.token_ids), sampling
     num_drafted, num_accepted = drafted(served.integrity())
     assert num_drafted > num_accepted > 0
+    served.wait_clean()
+
+
+@pytest.mark.slow
+def test_outputs_of_a_key_are_drafts_of_its_requests_until_it_goes(
+    clusters: Clusters, tiny_config: ClusterConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.txt"
+    path.write_text("stays\ngoes\n")
+    config = replace(
+        tiny_config,
+        speculation="ngram",
+        speculation_shared=True,
+        api_keys=("stays", "goes"),
+        key_file=KeyFile(str(path)),
+    )
+    served = clusters.get(config)
+    client_of = {key: TandemClient(served.cluster.addresses.grpc, key) for key in ("stays", "goes")}
+    prompt_ids = random_ids(random.Random(3), 12)
+    outputs: list[list[int]] = []
+
+    def num_shared(key: str) -> int:
+        """Returns the accepted drafts from other outputs, after one more request."""
+        stream = LiveStream(
+            served, prompt_ids, client=client_of[key], max_tokens=MAX_TOKENS, ignore_eos=True, temperature=1.0, seed=5
+        )
+        outputs.append(stream.finish().token_ids)
+        of_all = [one for report in served.integrity().values() for one in report.stats.drafted]
+        return sum(one.num_accepted for one in of_all if one.source == "shared")
+
+    def is_admitted(key: str) -> bool:
+        try:
+            client_of[key].server_info()
+        except TandemError:
+            return False
+        return True
+
+    assert num_shared("goes") == num_shared("stays") == 0
+    found = num_shared("goes")
+    assert found > MAX_TOKENS // 2
+    path.write_text("stays\n")
+    wait_until(lambda: not is_admitted("goes"), 20.0, "a key is gone")
+    found_by_both = num_shared("stays")
+    assert found_by_both > found
+    path.write_text("stays\ngoes\n")
+    wait_until(lambda: is_admitted("goes"), 20.0, "the key is back")
+    assert num_shared("goes") == found_by_both
+    assert all(output == outputs[0] for output in outputs)
+    for client in client_of.values():
+        client.close()
     served.wait_clean()
 
 
