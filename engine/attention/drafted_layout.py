@@ -18,8 +18,8 @@ MAX_STATES = 8
 class DraftedLayout(PageLayout):
     """A page has three regions: the target's page, the drafter's page, and states of the page's last tokens.
 
-    Each region begins at a multiple of a token's row in all regions, and so does each page. So every region can be
-    viewed as rows of one token, whatever the others hold.
+    Pages, and the first two regions in them, begin at multiples of a token's row in both of these. So each of the two
+    can be viewed as rows of one token, whatever else a page holds.
 
     Attributes:
         state_size: numbers of a token's state, which the drafter reads behind the next token; 0: none.
@@ -45,8 +45,7 @@ class DraftedLayout(PageLayout):
 
     @property
     def row_bytes(self) -> int:
-        rows = [self.target.row_bytes, self.drafter.row_bytes, ALIGNMENT]
-        return math.lcm(*rows, *([self.state_bytes] if self.state_size else []))
+        return math.lcm(self.target.row_bytes, self.drafter.row_bytes, ALIGNMENT)
 
     @property
     def state_bytes(self) -> int:

@@ -9,13 +9,12 @@ import torch
 from tandem.engine.attention.base import Attention, AttentionBackend
 from tandem.engine.attention.drafted_layout import DraftedLayout
 from tandem.engine.attention.page_tables import Int64s
-from tandem.engine.attention.paged_rows import token_rows
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
 
-# Instead of a row: the state is that of the row before, or zeros before a sequence's first token.
+# Instead of a place: the state is that of the row before, or zeros before a sequence's first token.
 ROW_BEFORE, NO_STATE = -1, -2
 
 
@@ -41,8 +40,11 @@ class PageStates(States):
         assert layout.state_size
         self.layout = layout
         self.device = pool.device
-        self.rows, self._rows_per_page = _state_rows(pool.memory_and_dummy, layout)
-        # int64 each: tokens whose state is written, the rows for it, and for each token where the state before it is.
+        begin = layout.states_offset
+        region = pool.memory_and_dummy[:, begin : begin + layout.num_states * layout.state_bytes]
+        # (num_pages, num_states, state_size).
+        self._pages = region.view(getattr(torch, layout.dtype)).unflatten(1, (layout.num_states, layout.state_size))
+        # int64 each: tokens whose state is written, the places for it, and for each token where the state before it is.
         self._kept = self._written = self._read = torch.empty(0, dtype=torch.int64)
 
     def plan(self, batch: Batch) -> None:
@@ -50,18 +52,35 @@ class PageStates(States):
         self._kept, self._written, self._read = Packed(kept, written, read).to(self.device)
 
     def exchange(self, states: torch.Tensor) -> torch.Tensor:
-        before = states_before(self.rows, self._read, states)
-        self.rows.index_copy_(0, self._written, states.index_select(0, self._kept))
+        before = self.states_before(self._read, states)
+        self.write(self._written, states.index_select(0, self._kept))
         return before
 
     def before(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Returns the states before the next token of each sequence, (len(sequences), state_size)."""
-        [read] = Packed(np.array([self._row_before(s) for s in sequences])).to(self.device)
-        return self.rows.index_select(0, read.clamp(min=0)).masked_fill_((read < 0)[:, None], 0)
+        [read] = Packed(np.array([self._place_before(s) for s in sequences])).to(self.device)
+        return self._at(read).masked_fill_((read == NO_STATE)[:, None], 0)
+
+    def states_before(self, read: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Returns the states before a forward pass's tokens, (num_tokens, state_size).
+
+        Args:
+            read: (num_tokens,), as of `places`.
+            states: of the tokens.
+        """
+        before = torch.where((read >= 0)[:, None], self._at(read), states.roll(1, 0))
+        return before.masked_fill_((read == NO_STATE)[:, None], 0)
+
+    def write(self, places: torch.Tensor, states: torch.Tensor) -> None:
+        num_states = self.layout.num_states
+        self._pages[places // num_states, places % num_states] = states
 
     def places(self, sequences: Sequence[TokenSequence]) -> tuple[Int64s, Int64s, Int64s]:
-        """Returns the tokens whose state is kept, the rows for them, and for each token where the state before it is: a
-        row, ROW_BEFORE or NO_STATE."""
+        """Returns the tokens whose state is kept, the places for them, and for each token where the state before it is:
+        a place, ROW_BEFORE or NO_STATE.
+
+        A place is page * num_states + number in the page.
+        """
         page_size, num_states = self.layout.page_size, self.layout.num_states
         kept, written, read, num_before = [], [], [], 0
         for s in sequences:
@@ -70,40 +89,22 @@ class PageStates(States):
             last = new[new + num_states >= np.minimum((new // page_size + 1) * page_size, s.device_len)]
             kept.append(last - s.cached_len + num_before)
             pages = np.asarray(s.page_ids[: self.layout.num_pages_for(s.device_len)], np.int64)
-            written.append(pages[last // page_size] * self._rows_per_page + last % page_size % num_states)
+            written.append(pages[last // page_size] * num_states + last % page_size % num_states)
             of_sequence = np.full(len(new), ROW_BEFORE)
-            of_sequence[0] = self._row_before(s)
+            of_sequence[0] = self._place_before(s)
             read.append(of_sequence)
             num_before += len(new)
         return np.concatenate(kept), np.concatenate(written), np.concatenate(read)
 
-    def first_row(self, page: int) -> int:
-        return page * self._rows_per_page
+    def _at(self, places: torch.Tensor) -> torch.Tensor:
+        places, num_states = places.clamp(min=0), self.layout.num_states
+        return self._pages[places // num_states, places % num_states]
 
-    def _row_before(self, s: TokenSequence) -> int:
+    def _place_before(self, s: TokenSequence) -> int:
         if not s.cached_len:
             return NO_STATE
         page, offset = divmod(s.cached_len - 1, self.layout.page_size)
-        return s.page_ids[page] * self._rows_per_page + offset % self.layout.num_states
-
-
-def states_before(rows: torch.Tensor, read: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-    """Returns the states before a forward pass's tokens, (num_tokens, state_size).
-
-    Args:
-        rows: (num_rows, state_size), in pages.
-        read: (num_tokens,), as of PageStates.places.
-        states: of the tokens.
-    """
-    kept = rows.index_select(0, read.clamp(min=0))
-    before = torch.where((read >= 0)[:, None], kept, states.roll(1, 0))
-    return before.masked_fill_((read == NO_STATE)[:, None], 0)
-
-
-def _state_rows(memory: torch.Tensor, layout: DraftedLayout) -> tuple[torch.Tensor, int]:
-    region = memory[:, layout.states_offset : layout.states_offset + layout.num_states * layout.state_bytes]
-    states = region.view(getattr(torch, layout.dtype)).unflatten(1, (layout.num_states, layout.state_size))
-    return token_rows(states, layout.state_size)
+        return s.page_ids[page] * self.layout.num_states + offset % self.layout.num_states
 
 
 class DraftedAttention(Attention):

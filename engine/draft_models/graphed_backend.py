@@ -6,14 +6,7 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import Attention, GraphableBackend, GraphedAttention
-from tandem.engine.draft_models.backend import (
-    NO_STATE,
-    DraftedAttention,
-    DraftedBackend,
-    PageStates,
-    States,
-    states_before,
-)
+from tandem.engine.draft_models.backend import NO_STATE, DraftedAttention, DraftedBackend, PageStates, States
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
 
@@ -24,7 +17,7 @@ class _GraphedStates(States):
     def __init__(self, of_pages: PageStates, num_tokens: int, dummy_page: int) -> None:
         self._of_pages = of_pages
         self._num_tokens = num_tokens
-        self._dummy_row = of_pages.first_row(dummy_page)
+        self._dummy_place = dummy_page * of_pages.layout.num_states
         packed = self._pack(())
         self._memory = torch.zeros(packed.num_bytes, dtype=torch.uint8, device=of_pages.device)
         written, read = packed.views(self._memory)
@@ -34,12 +27,12 @@ class _GraphedStates(States):
         self._pack(sequences).copy_to(self._memory)
 
     def exchange(self, states: torch.Tensor) -> torch.Tensor:
-        before = states_before(self._of_pages.rows, self._read, states)
-        self._of_pages.rows.index_copy_(0, self._written, states)
+        before = self._of_pages.states_before(self._read, states)
+        self._of_pages.write(self._written, states)
         return before
 
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
-        all_written = np.full(self._num_tokens, self._dummy_row, np.int64)
+        all_written = np.full(self._num_tokens, self._dummy_place, np.int64)
         all_read = np.full(self._num_tokens, NO_STATE, np.int64)
         if sequences:
             kept, written, read = self._of_pages.places(sequences)
