@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tandem.decode_worker.config import AUTO_SPECULATION, DecodeConfig
+from tandem.decode_worker.drafting import Drafting
 from tandem.messages import ForwardTimes
 from tests.fakes.engine import expected_tokens
 from tests.fakes.scripted_drafter import ScriptedDrafter, scripted
@@ -34,7 +35,7 @@ class Speculating:
             prefill={"num_pages": 64}, asynchronous=True, config=DecodeConfig(speculation=speculation), page_size=4
         )
         scheduler = self.pair.d.scheduler
-        assert scheduler._drafting is not None
+        assert isinstance(scheduler._drafting, Drafting)
         if scheduler._drafting._policy is not None:
             scheduler._drafting._drafter = ScriptedDrafter
             scheduler._drafting._policy._lost_s = lambda: lost_s
