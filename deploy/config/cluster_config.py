@@ -224,6 +224,10 @@ class ClusterConfig(ClusterOptions):
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
+        require(
+            self.speculation != "mtp" or self.device == "cpu",
+            "speculation mtp is for device cpu, because it has not run right on a GPU yet: leave it out",
+        )
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)

@@ -32,6 +32,9 @@ class DraftedModel(Model):
         self.target = target
         self.drafter = drafter
         self._layers_read = tuple(drafter.layers_read)
+        if self.expert_counts is not None:
+            # Rows that do not count have no experts.
+            self.expert_counts.is_last_whole = drafter.reads_output
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self.target.named_parameters()

@@ -1,13 +1,19 @@
 """Overlap of decode steps with speculation: steps without drafts overlap, and drafts follow known tokens."""
 
+import random
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.both_worker.scheduler import BothScheduler
 from tandem.decode_worker.config import AUTO_SPECULATION, DecodeConfig
 from tandem.decode_worker.drafting import Drafting
-from tandem.messages import ForwardTimes
-from tests.fakes.engine import expected_tokens
+from tandem.messages import Finished, FirstToken, ForwardTimes, Tokens, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
+from tandem.sampling_params import SamplingParams
+from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.scripted_drafter import ScriptedDrafter, scripted
 from tests.fakes.workers import WorkerPair
 
@@ -17,6 +23,7 @@ OUTPUT = expected_tokens(PROMPT, MAX_TOKENS)
 # A row costs little beside the step.
 TIMES = ForwardTimes(step_s=0.01, request_s=1e-4)
 FEW_DRAFTS = 3
+MAX_TURNS = 5000
 
 
 def right(token_ids: Sequence[int], most: int) -> Sequence[int]:
@@ -99,3 +106,58 @@ def test_without_a_policy_no_step_overlaps() -> None:
     with scripted(lambda token_ids, most: (), FEW_DRAFTS) as source:
         speculating = Speculating(speculation=source)
     assert speculating.in_flight == [1] * (MAX_TOKENS - 1)
+
+
+@pytest.mark.parametrize("min_mixed", [1, 2**31], ids=["mixed steps", "apart"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_drafts_beside_prompts_change_no_token(seed: int, min_mixed: int) -> None:
+    """On a worker of role both, whose steps overlap unless they have drafts."""
+    rng = random.Random(seed)
+    prompts = {f"r{number}": rng.choices(range(900), k=rng.randint(1, 20)) for number in range(10)}
+    outputs = {name: expected_tokens(prompt, rng.randint(1, 30)) for name, prompt in prompts.items()}
+    found: dict[str, list[int]] = {name: [] for name in prompts}
+    ended: set[str] = set()
+
+    def guess(token_ids: Sequence[int], most: int) -> Sequence[int]:
+        drafts = expected_tokens(token_ids, rng.randint(0, most))
+        return [draft if rng.random() < 0.8 else 7 for draft in drafts]
+
+    def take(message: WorkerMessage) -> None:
+        if isinstance(message, FirstToken):
+            found[message.request_id].append(message.token_id)
+            ended.update([message.request_id] if message.finish_reason else [])
+        elif isinstance(message, Tokens):
+            for event in message.events:
+                output = found[event.request_id]
+                output += event.token_ids[len(output) - event.index :]
+        elif isinstance(message, Finished):
+            ended.add(message.request_id)
+
+    engine = FakeEngine(200, 4, asynchronous=True, min_mixed=min_mixed)
+    worker = LocalWorker(engine, PrefillConfig(8), DecodeConfig(speculation=AUTO_SPECULATION), take)
+    scheduler = cast(BothScheduler, worker.scheduler)._decode
+    assert scheduler._drafting is not None
+    scheduler._drafting._drafter = ScriptedDrafter
+    scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
+    waiting = list(prompts)
+    with scripted(guess, FEW_DRAFTS):
+        for _ in range(MAX_TURNS):
+            if len(ended) == len(prompts):
+                break
+            if waiting and rng.random() < 0.3:
+                name = waiting.pop()
+                sampling = SamplingParams(len(outputs[name]) + 5, stop_token_ids=(outputs[name][-1],))
+                outputs[name] = outputs[name][: outputs[name].index(outputs[name][-1]) + 1]
+                worker.submit(name, prompts[name], sampling)
+            if engine.num_launched and rng.random() < 0.5:
+                engine.run_next()
+            worker.scheduler.step()
+            assert worker.scheduler.check_integrity() == ""
+    assert found == outputs
+    # A step too many may be in flight.
+    while engine.num_launched:
+        engine.run_next()
+    worker.scheduler.step()
+    stats = worker.scheduler.stats()
+    assert sum(one.num_accepted for one in stats.drafted) > 0
+    assert (stats.num_running, stats.num_locked_pages) == (0, 0)

@@ -5,6 +5,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from tandem.engine.build import build_engine
+from tandem.engine.config import EngineConfig
+from tandem.engine.layers.experts.counts import staged_rows
 from tests.cluster.tiny_experts import save_tiny_experts
 from tests.fakes.draft_layers import TOKENS, last_logits, norm, shifted
 from tests.fakes.tiny_drafters import add_mtp_layer
@@ -61,3 +64,19 @@ def _for_transformers(held: dict[str, torch.Tensor], weights: dict[str, torch.Te
         "mlp.experts.down_proj": parts["down"],
     }
     return {name: stacked[name] if name in stacked else weights[name] for name in held}
+
+
+def test_experts_of_padded_passes_are_those_of_all_tokens(tmp_path: Path) -> None:
+    """A state needs every row of the last layer, so all rows but padding must have experts there."""
+    path = tmp_path / "tiny"
+    save_tiny_experts(path, "deepseek_v3")
+    add_mtp_layer(path)
+    staged = torch.from_numpy(staged_rows(9, 2))
+    for drafter, num_rows in (("mtp", 9), ("", 2)):
+        engine = build_engine(EngineConfig(str(path), num_threads=1, drafter=drafter), "counted", lambda doing: None)
+        assert engine.expert_counts is not None
+        last = engine.expert_counts.of_layer(1)
+        assert last is not None
+        with engine.model.counting(staged):
+            assert last.counted_rows.tolist() == [num_rows, 0, 0]
+        engine.close()
