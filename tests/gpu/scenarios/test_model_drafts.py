@@ -24,8 +24,8 @@ from tests.gpu.engine.models.test_decoder import FAMILIES
 
 TIMEOUT_S = 60.0
 MAX_TOKENS = 40
-# Of first drafts: bfloat16 rounds forward passes of other sizes otherwise, and random models have close tokens. In random
-# mixtures, it also changes the experts.
+# Of first drafts: bfloat16 rounds forward passes of other sizes otherwise, and random models have close tokens. In
+# random mixtures, it also changes the experts.
 MIN_EQUAL = {"draft": 0.85, "eagle": 0.95, "mtp": 0.7}
 # Of the model's own drafts. Random heads and layers draft nothing right.
 MIN_ACCEPTED = 0.6

@@ -46,11 +46,11 @@ def test_incomplete_values_are_refused(speculation: str) -> None:
 
 
 def test_several_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match="^speculation mtp is for workers of one rank: leave it out, or tp$"):
+    with pytest.raises(ValueError, match=r"^speculation mtp is for workers of one rank: leave it out, or tp$"):
         ClusterConfig("m", tp=2, speculation="mtp")
 
 
 def test_mtp_is_refused_on_gpus() -> None:
-    with pytest.raises(ValueError, match="^speculation mtp is for device cpu, because it has not run right on a GPU"):
+    with pytest.raises(ValueError, match=r"^speculation mtp is for device cpu, because it has not run right on a GPU"):
         ClusterConfig("m", device="cuda", speculation="mtp")
     assert ClusterConfig("m", device="cuda", speculation="draft:m").engine("/m").drafter == "draft:m"
