@@ -11,13 +11,11 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.ranks.follower import FollowerLoop
 from tandem.engine.ranks.recorder import ForwardRecorder
-from tandem.garbage import collect_seldom, freeze_objects
-from tandem.timer_slack import sleep_exactly
 from tandem.worker.base import WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.processes import RankProcesses
 from tandem.worker.ranks.seat import Seat
-from tandem.worker.ranks.serving import use_device
+from tandem.worker.ranks.serving import avoid_pauses, build_part, use_device
 
 STOP_TIMEOUT_S = 30.0
 
@@ -52,13 +50,8 @@ class RankedEngines:
 
 
 def follow(seat: Seat) -> None:
-    config = seat.order.worker.engine
-    use_device(config.device, seat.order.ranks)
-    engine = build_engine(config, INCARNATION, lambda doing: None, seat.group)
-    # As in a worker's follower.
-    freeze_objects()
-    collect_seldom()
-    sleep_exactly()
+    engine = build_part(seat, lambda doing: None)
+    avoid_pauses()
     FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
 
 

@@ -30,6 +30,7 @@ class StoreHello:
     Attributes:
         attempt: counts up with each session that the worker tries to open. One that comes after a later one is void.
         region_id: of the region that the sender maps; a node whose holder was replaced has another.
+        follower_pids: of the worker's other ranks, which copy too.
     """
 
     protocol_version: int
@@ -39,6 +40,7 @@ class StoreHello:
     page_format: PageFormat
     attempt: int = 0
     region_id: str = ""
+    follower_pids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,15 +41,19 @@ def take_region(path: Path, token: str, *, as_store: bool = False) -> TakenRegio
     return TakenRegion(Region(fds[0]), answer["region_id"], users, stores)
 
 
-def begin_use(path: Path, token: str, region_id: str) -> None:
+def begin_use(path: Path, token: str, region_id: str, follower_pids: Sequence[int] = ()) -> None:
     """Tells the holder that this process may copy from now on. A worker calls it before its first session.
 
-    Raises OSError: as for `take_region`, or the holder has another region.
+    Args:
+        follower_pids: of the worker's other ranks, which may copy too.
+
+    Raises:
+        OSError: as for `take_region`, or the holder has another region.
     """
-    _ask(path, token, BEGIN, region_id=region_id)
+    _ask(path, token, BEGIN, region_id=region_id, follower_pids=list(follower_pids))
 
 
-def _ask(path: Path, token: str, do: str, **more: str) -> tuple[dict[str, Any], list[int]]:
+def _ask(path: Path, token: str, do: str, **more: Any) -> tuple[dict[str, Any], list[int]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as holder:
         holder.settimeout(TIMEOUT_S)
         _connect(holder, path)

@@ -13,7 +13,7 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class RegionHolder:
         try:
             asked = json.loads(caller.recv(MAX_PACKET_BYTES))
             is_known, do = str(asked["token"]) in self._tokens, asked["do"]
-            region_id = asked.get("region_id")
+            region_id, followers = asked.get("region_id"), [int(pid) for pid in asked.get("follower_pids", ())]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             # Not JSON, no such fields, a token that is not Unicode, or lists nested too deep.
             return
@@ -102,7 +102,8 @@ class RegionHolder:
             stores = [other for other in self._stores if other != user]
             self._hand_over(caller, {"users": _named(self._users), "stores": _named(stores)})
         elif do == BEGIN and region_id == self._region_id:
-            self._users.setdefault(user, ExitWatch(user))
+            for process in (user, *_living(followers)):
+                self._users.setdefault(process, ExitWatch(process))
             _say(caller, {})
         elif do == BEGIN:
             _say(caller, {"error": "the memory of the page store has been replaced: restart this worker to use it"})
@@ -110,6 +111,12 @@ class RegionHolder:
     def _hand_over(self, caller: socket.socket, answer: dict[str, Any]) -> None:
         answer["region_id"] = self._region_id
         socket.send_fds(caller, [json.dumps(answer).encode()], [self._region.fileno()])
+
+
+def _living(pids: Iterable[int]) -> Iterator[ProcessId]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            yield ProcessId.of(pid)
 
 
 def _without_gone(processes: dict[ProcessId, ExitWatch]) -> dict[ProcessId, ExitWatch]:

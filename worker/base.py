@@ -8,6 +8,7 @@ import grpc
 
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.ranks.config import RankConfig
 from tandem.messages import Hello, LinkRank, Peer, ReceiverMessage, SenderMessage, WorkerMessage, WorkerStats
 from tandem.page_changes import PageChanges
 from tandem.pagestore.messages import StoreClientMessage
@@ -175,13 +176,24 @@ class StoreConnection(ABC):
 
     @abstractmethod
     def build_tier(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, stats: Callable[[], WorkerStats]
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        stats: Callable[[], WorkerStats],
+        followers: Sequence[MessagePipe] = (),
     ) -> PageTier:
         """Maps the region and builds the tier, on the engine thread. Without a region, that tier does nothing.
 
         Args:
             stats: returns the worker's latest statistics.
+            followers: to the drivers of `build_follower` at the worker's other ranks.
         """
+
+    @abstractmethod
+    def build_follower(self, engine: EngineBase, ranks: RankConfig) -> LaneDriver:
+        """Maps the region at another rank, to copy as the leader says. Called before the start, in a copy of this
+        object."""
 
     @property
     @abstractmethod

@@ -65,7 +65,7 @@ class WorkerProcess:
         self._began = time.monotonic()
         self._incarnation = uuid.uuid4().hex
         self._engine: EngineBase | None = None
-        self._leader = Leader(config, role, self._incarnation)
+        self._leader = Leader(config, role, self._incarnation, store)
         self._recorder = Recorder()
         self._experts: ExpertBalance | None = None
         self._engine_thread = EngineThread(
@@ -154,7 +154,9 @@ class WorkerProcess:
         if self._store is None:
             return self._role.build_scheduler(engine, cache, outbox, config, self._recorder)
         self._on_progress("mapping the page store's region")
-        tier = self._store.build_tier(engine, cache, outbox, lambda: self._engine_thread.latest_stats)
+        tier = self._store.build_tier(
+            engine, cache, outbox, lambda: self._engine_thread.latest_stats, self._leader.copy_pipes
+        )
         return self._store.tiered(self._role.build_scheduler(engine, cache, outbox, config, self._recorder, tier))
 
     def _max_request_pages(self) -> int:

@@ -288,10 +288,6 @@ class ClusterConfig(ClusterOptions):
             num_ranks = getattr(self, name)
             require(num_ranks <= MAX_DEGREE, f"{name} must be at most {MAX_DEGREE}, not {num_ranks}")
             require(
-                num_ranks <= 1 or not self.store_memory,
-                f"store_memory is for workers of one rank, but {name} is {num_ranks}: leave one of them out",
-            )
-            require(
                 not num_ranks or max(num_ranks, self.workers_per_gpu) % min(num_ranks, self.workers_per_gpu) == 0,
                 f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
                 "shares of one: use a multiple of it, or a divisor",

@@ -47,9 +47,9 @@ class TableWriter:
         # Weak: a table ends with its request, and its copy then has no use.
         self._tables: list[ref[PageTable] | None] = [None] * max_copies
         self._free = list(range(max_copies))[::-1]
-        # Pages sent, and the last batch that sent any, by copy. Lists, because a step changes few.
-        self._num_sent = [0] * max_copies
-        self._last_sent = [_FREE] * max_copies
+        # Pages sent, and the last batch that sent any, by copy. No numpy arrays, because a step changes few.
+        self._num_sent = array("i", [0]) * max_copies
+        self._last_sent = array("q", [_FREE]) * max_copies
         self._num_batches = 0
         # Copies whose tables have got other pages, and those whose tables have ended.
         self._outdated: list[int] = []
@@ -81,13 +81,14 @@ class TableWriter:
             self._free_old(sequences)
         states = self._read(sequences) if fed_rows is None else self._carry(sequences, fed_rows, unfed)
         assert states[_CACHED, 0] == sequences[0].cached_len
-        device_lens = states[_CACHED] + 1
+        # The position of the last token that is computed.
+        last = states[_CACHED]
         num_decoded = len(sequences) - len(prompt_lens)
         if num_decoded:
             self._decoded, self._has_lost = states[:, :num_decoded], False
         if len(prompt_lens):
-            device_lens[num_decoded:] = prompt_lens
-        return Told(states[_COPY], states[_CACHED], self._send(states, (device_lens > states[_ROOM]).nonzero()[0]))
+            last = np.concatenate((last[:num_decoded], prompt_lens - 1))
+        return Told(states[_COPY], states[_CACHED], self._send(states, (last >= states[_ROOM]).nonzero()[0]))
 
     def _read(self, sequences: Sequence[TokenSequence]) -> Int32s:
         """Returns the states of sequences. Those without a copy get one."""
@@ -97,13 +98,16 @@ class TableWriter:
         return numbers(copy_ids + [s.cached_len for s in sequences] + rooms).reshape(3, -1).copy()
 
     def _carry(self, sequences: Sequence[TokenSequence], fed_rows: Int32s, unfed: Sequence[int]) -> Int32s:
-        num_decoded, others = len(fed_rows), [*unfed, *range(len(fed_rows), len(sequences))]
-        states = np.empty((3, len(sequences)), np.int32)
+        num_decoded = len(fed_rows)
+        others = [*unfed, *range(num_decoded, len(sequences))]
         # Row -1 takes any state, which is replaced below.
-        carried = self._decoded.take(fed_rows, 1, states[:, :num_decoded], "wrap")
-        carried[_CACHED] += 1
+        states = self._decoded.take(fed_rows, 1, None, "wrap")
+        cached_lens = states[_CACHED]
+        cached_lens += 1
         if self._has_lost:
-            others += (carried[_COPY] == NO_COPY).nonzero()[0].tolist()
+            others += (states[_COPY] == NO_COPY).nonzero()[0].tolist()
+        if num_prompts := len(sequences) - num_decoded:
+            states = np.concatenate((states, np.empty((3, num_prompts), np.int32)), 1)
         for index in others:
             sequence = sequences[index]
             copy_id = self._copy_of(sequence)
@@ -158,8 +162,9 @@ class TableWriter:
         if not copy_ids:
             return _NO_UPDATES
         tables, num_sent, num_batches = self._tables, self._num_sent, self._num_batches
+        last_sent = self._last_sent
         page_ids = array("i")
-        firsts, counts, rooms = [], [], []
+        firsts, lengths = [], []
         for copy_id in copy_ids:
             reference = tables[copy_id]
             assert reference is not None
@@ -167,15 +172,15 @@ class TableWriter:
             assert table is not None
             first, length = num_sent[copy_id], len(table)
             firsts.append(first)
-            counts.append(length - first)
-            rooms.append(length * self._page_size)
+            lengths.append(length)
             num_sent[copy_id] = length
-            self._last_sent[copy_id] = num_batches
+            last_sent[copy_id] = num_batches
             page_ids.extend(table[first:])
-        states[_ROOM, indices] = rooms
         # One array takes less time than three.
-        joined, num = numbers(copy_ids + firsts + counts), len(copy_ids)
-        return TableUpdates(joined[:num], joined[num : 2 * num], joined[2 * num :], np.frombuffer(page_ids, np.int32))
+        joined, num = numbers(copy_ids + firsts + lengths), len(copy_ids)
+        first_ids, table_lens = joined[num : 2 * num], joined[2 * num :]
+        states[_ROOM].put(indices, table_lens * self._page_size)
+        return TableUpdates(joined[:num], first_ids, table_lens - first_ids, np.frombuffer(page_ids, np.int32))
 
 
 _NOTHING: Int32s = np.zeros(0, np.int32)

@@ -12,17 +12,19 @@ import numpy as np
 
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.ranks.config import RankConfig
 from tandem.messages import PROTOCOL_VERSION, Hello, PageFormat, WorkerStats
 from tandem.pagestore.client.base import RegionCopies
 from tandem.pagestore.client.compute_time import expected_compute_s
 from tandem.pagestore.client.cpu_copies import CpuRegionCopies
+from tandem.pagestore.client.rank_copies import FollowerCopies, PagePart, PartCopies, RankCopies
 from tandem.pagestore.client.session import StoreSession
 from tandem.pagestore.client.tier import StoreTier
 from tandem.pagestore.client.tiered_scheduler import TieredScheduler
 from tandem.pagestore.messages import StoreClientMessage, StoreHello
 from tandem.pagestore.region_client import begin_use, take_region
 from tandem.rpc.credentials import ClusterCredentials
-from tandem.worker.base import Outbox, Scheduler, StoreConnection
+from tandem.worker.base import LaneDriver, MessagePipe, Outbox, Scheduler, StoreConnection
 from tandem.worker.config import StoreAccess
 from tandem.worker.events import Event
 from tandem.worker.page_tier import NoTier, PageTier
@@ -41,10 +43,17 @@ class NodeStore(StoreConnection):
         self._task: asyncio.Task[None] | None = None
 
     def build_tier(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, stats: Callable[[], WorkerStats]
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        stats: Callable[[], WorkerStats],
+        followers: Sequence[MessagePipe] = (),
     ) -> PageTier:
+        part = PagePart.of(engine.pool.layout, RankConfig(0, 1 + len(followers)))
         try:
-            self._copies = self._map(engine)
+            own = self._map(engine, part)
+            self._copies = RankCopies(own, followers) if followers else own
         except (OSError, RuntimeError) as error:
             # Not tried again: a GPU registers memory only before it serves, and a lost owner has nothing to give.
             logger.warning("no memory of the page store: this worker serves without it until it restarts: %s", error)
@@ -53,13 +62,20 @@ class NodeStore(StoreConnection):
             cache,
             engine.launches,
             self._copies,
-            _page_format(engine),
+            _key_format(engine, part),
             outbox.to_store,
             time.monotonic,
             lambda num_cached, num_new: expected_compute_s(stats(), num_cached, num_new),
             self._access.write_after,
         )
         return self._tier
+
+    def build_follower(self, engine: EngineBase, ranks: RankConfig) -> LaneDriver:
+        part = PagePart.of(engine.pool.layout, ranks)
+        try:
+            return FollowerCopies(self._map(engine, part), is_writer=part.is_writer)
+        except (OSError, RuntimeError) as error:
+            return FollowerCopies(None, is_writer=part.is_writer, failure=str(error))
 
     @property
     def is_up(self) -> bool:
@@ -78,8 +94,10 @@ class NodeStore(StoreConnection):
             os.getpid(),
             hello.page_format,
             region_id=self._region_id,
+            follower_pids=hello.follower_pids,
         )
-        begin = partial(begin_use, Path(self._access.region_socket), self._token, self._region_id)
+        socket = Path(self._access.region_socket)
+        begin = partial(begin_use, socket, self._token, self._region_id, hello.follower_pids)
         self._session = StoreSession(self._access.address, own, credentials, post, begin)
         self._task = asyncio.create_task(self._session.run())
 
@@ -96,8 +114,8 @@ class NodeStore(StoreConnection):
         if self._copies is not None:
             self._copies.close()
 
-    def _map(self, engine: EngineBase) -> RegionCopies:
-        """Maps the region, and registers it with the worker's GPU.
+    def _map(self, engine: EngineBase, part: PagePart) -> RegionCopies:
+        """Maps the region, and registers it with the rank's GPU.
 
         Raises:
             OSError: no holder gives it, or there is no room in the address space.
@@ -107,20 +125,22 @@ class NodeStore(StoreConnection):
         region, self._region_id = taken.region, taken.region_id
         try:
             mapped = region.map()
-            page_bytes = engine.pool.layout.page_bytes
-            num_slots = region.num_bytes // page_bytes
-            slots = np.frombuffer(mapped, np.uint8, num_slots * page_bytes).reshape(num_slots, page_bytes)
+            part_bytes = engine.pool.layout.page_bytes
+            num_parts = region.num_bytes // (part.num_parts * part_bytes) * part.num_parts
+            parts = np.frombuffer(mapped, np.uint8, num_parts * part_bytes).reshape(num_parts, part_bytes)
             if engine.pool.device.type == "cuda":
                 from tandem.engine.kvcache.cuda_pool import CudaKvPool
                 from tandem.pagestore.client.cuda_copies import CudaRegionCopies
 
                 assert isinstance(engine.pool, CudaKvPool)
-                return CudaRegionCopies(engine.pool, slots)
-            return CpuRegionCopies(engine.pool.memory.numpy(), slots)
+                return PartCopies(CudaRegionCopies(engine.pool, parts), part)
+            return PartCopies(CpuRegionCopies(engine.pool.memory.numpy(), parts), part)
         finally:
             region.close()
 
 
-def _page_format(engine: EngineBase) -> PageFormat:
-    layout = engine.pool.layout
-    return PageFormat(engine.model_fingerprint, layout.page_bytes, layout.tag)
+def _key_format(engine: EngineBase, part: PagePart) -> PageFormat:
+    """Returns what keys depend on. Pages in another number of parts have other keys."""
+    layout = engine.pool.layout.whole
+    tag = layout.tag if part.num_parts == 1 else f"{layout.tag} in {part.num_parts} parts"
+    return PageFormat(engine.model_fingerprint, layout.page_bytes, tag)

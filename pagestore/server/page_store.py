@@ -100,7 +100,7 @@ class PageStore:
 
         Args:
             session: unused name.
-            is_gone: whether the worker's process has exited, and settled.
+            is_gone: whether all processes of the worker have exited, and settled.
 
         Raises:
             ValueError: the name is in use, or as for `check_attempt`.
@@ -112,7 +112,8 @@ class PageStore:
                 self.close_session(name)
         for settled in self._sessions.take_closed(hello.incarnation):
             self._free_all(settled)
-        self._former_users.pop(hello.pid, None)
+        for pid in (hello.pid, *hello.follower_pids):
+            self._former_users.pop(pid, None)
         self._send(session, StoreWelcome(self.epoch, len(self._memory)))
 
     def close_session(self, session: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import grpc
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tandem.exit_watch import ExitWatch
+from tandem.exit_watch import ExitWatches
 from tandem.messages import PROTOCOL_VERSION, PageFormat
 from tandem.pagestore.messages import (
     STORE_CLIENT_CODEC,
@@ -213,7 +213,8 @@ class StoreServer(store_pb2_grpc.PageStoreServicer):
         self._writers[session] = writer
         reader: asyncio.Task[None] | None = None
         try:
-            store.open_session(session, hello, ExitWatch.of(hello.pid).is_gone)
+            watches = ExitWatches.of([hello.pid, *hello.follower_pids])
+            store.open_session(session, hello, watches.are_gone)
             self._receive(store, session, rest)
             reader = asyncio.create_task(self._read(store, session, hello.worker_id, batches, writer))
             async for batch in writer.batches():

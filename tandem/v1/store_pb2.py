@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import worker_pb2 as tandem_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\"W\n\x0bLookRequest\x12*\n\x0bpage_format\x18\x01 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x0e\n\x06purges\x18\x03 \x03(\x0c\"@\n\x07PageRun\x12\x0e\n\x06parent\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x12\n\nidentities\x18\x03 \x01(\x0c\"H\n\x0c\x46\x65tchRequest\x12*\n\x0bpage_format\x18\x01 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"+\n\x08PagePart\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\")\n\x14StoreIntegrityReport\x12\x11\n\tviolation\x18\x01 \x01(\t\"<\n\x10StoreReportBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.StoreReport\"\xcf\x01\n\x0bStoreReport\x12$\n\x04join\x18\x01 \x01(\x0b\x32\x14.tandem.v1.StoreJoinH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StoreBeatH\x00\x12\x34\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CachedPrefixesH\x00\x12\x33\n\x0f\x63\x61\x63he_was_reset\x18\x04 \x01(\x0b\x32\x18.tandem.v1.CacheWasResetH\x00\x42\t\n\x07message\"\x9f\x01\n\tStoreJoin\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\"{\n\tStoreBeat\x12\x11\n\tnum_slots\x18\x01 \x01(\r\x12\x16\n\x0enum_host_pages\x18\x02 \x01(\r\x12\x16\n\x0enum_disk_pages\x18\x03 \x01(\r\x12\x16\n\x0enum_disk_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_disk_off\x18\x05 \x01(\x08\"0\n\rCacheWasReset\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\"C\n\x10StoreClientBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreClientMessage\"C\n\x10StoreServerBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreServerMessage\"\x9b\x02\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12\x1d\n\x03put\x18\x02 \x01(\x0b\x32\x0e.tandem.v1.PutH\x00\x12!\n\x05wrote\x18\x03 \x01(\x0b\x32\x10.tandem.v1.WroteH\x00\x12$\n\x07gave_up\x18\x04 \x01(\x0b\x32\x11.tandem.v1.GaveUpH\x00\x12\x1f\n\x04\x66ind\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.FindH\x00\x12&\n\x08\x65nd_find\x18\x06 \x01(\x0b\x32\x12.tandem.v1.EndFindH\x00\x12!\n\x05purge\x18\x07 \x01(\x0b\x32\x10.tandem.v1.PurgeH\x00\x42\t\n\x07message\"\xe9\x01\n\x12StoreServerMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.tandem.v1.StoreWelcomeH\x00\x12*\n\x07refused\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRefusedH\x00\x12(\n\x07granted\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PutGrantedH\x00\x12!\n\x05\x66ound\x18\x04 \x01(\x0b\x32\x10.tandem.v1.FoundH\x00\x12#\n\x06purged\x18\x05 \x01(\x0b\x32\x11.tandem.v1.PurgedH\x00\x42\t\n\x07message\"\xab\x01\n\nStoreHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x11\n\tregion_id\x18\x07 \x01(\t\"0\n\x0cStoreWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"\x1e\n\x0cStoreRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Z\n\x03Put\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x12\n\nidentities\x18\x05 \x03(\x0c\"@\n\nPutGranted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\x11\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\"+\n\x05Wrote\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\",\n\x06GaveUp\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"5\n\x04\x46ind\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x03(\x0cJ\x04\x08\x02\x10\x03R\tnamespace\"\x80\x01\n\x05\x46ound\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\r\n\x05tiers\x18\x05 \x03(\r\x12\x12\n\nnum_coming\x18\x06 \x01(\r\x12\x11\n\tis_asking\x18\x07 \x01(\x08\"\x19\n\x07\x45ndFind\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x05Purge\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x18\n\x06Purged\x12\x0e\n\x06number\x18\x01 \x01(\x04\x32T\n\tPageStore\x12G\n\x07Session\x12\x1b.tandem.v1.StoreClientBatch\x1a\x1b.tandem.v1.StoreServerBatch(\x01\x30\x01\x32\xa9\x01\n\nStoreAdmin\x12S\n\x0e\x43heckIntegrity\x12 .tandem.v1.CheckIntegrityRequest\x1a\x1f.tandem.v1.StoreIntegrityReport\x12\x46\n\x0bReadMetrics\x12\x1d.tandem.v1.ReadMetricsRequest\x1a\x18.tandem.v1.WorkerMetrics2x\n\tPeerPages\x12\x32\n\x04Look\x12\x16.tandem.v1.LookRequest\x1a\x12.tandem.v1.PageRun\x12\x37\n\x05\x46\x65tch\x12\x17.tandem.v1.FetchRequest\x1a\x13.tandem.v1.PagePart0\x01\x32Q\n\x0cStoreReports\x12\x41\n\x06Report\x12\x1b.tandem.v1.StoreReportBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/store.proto\x12\ttandem.v1\x1a\x16tandem/v1/worker.proto\"W\n\x0bLookRequest\x12*\n\x0bpage_format\x18\x01 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x0e\n\x06purges\x18\x03 \x03(\x0c\"@\n\x07PageRun\x12\x0e\n\x06parent\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x12\n\nidentities\x18\x03 \x01(\x0c\"H\n\x0c\x46\x65tchRequest\x12*\n\x0bpage_format\x18\x01 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"+\n\x08PagePart\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\")\n\x14StoreIntegrityReport\x12\x11\n\tviolation\x18\x01 \x01(\t\"<\n\x10StoreReportBatch\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.tandem.v1.StoreReport\"\xcf\x01\n\x0bStoreReport\x12$\n\x04join\x18\x01 \x01(\x0b\x32\x14.tandem.v1.StoreJoinH\x00\x12$\n\x04\x62\x65\x61t\x18\x02 \x01(\x0b\x32\x14.tandem.v1.StoreBeatH\x00\x12\x34\n\x0f\x63\x61\x63hed_prefixes\x18\x03 \x01(\x0b\x32\x19.tandem.v1.CachedPrefixesH\x00\x12\x33\n\x0f\x63\x61\x63he_was_reset\x18\x04 \x01(\x0b\x32\x18.tandem.v1.CacheWasResetH\x00\x42\t\n\x07message\"\x9f\x01\n\tStoreJoin\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0c\n\x04rack\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0b\n\x03pid\x18\x07 \x01(\r\x12\x17\n\x0fmetrics_address\x18\x08 \x01(\t\"{\n\tStoreBeat\x12\x11\n\tnum_slots\x18\x01 \x01(\r\x12\x16\n\x0enum_host_pages\x18\x02 \x01(\r\x12\x16\n\x0enum_disk_pages\x18\x03 \x01(\r\x12\x16\n\x0enum_disk_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bis_disk_off\x18\x05 \x01(\x08\"0\n\rCacheWasReset\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\"C\n\x10StoreClientBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreClientMessage\"C\n\x10StoreServerBatch\x12/\n\x08messages\x18\x01 \x03(\x0b\x32\x1d.tandem.v1.StoreServerMessage\"\x9b\x02\n\x12StoreClientMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.tandem.v1.StoreHelloH\x00\x12\x1d\n\x03put\x18\x02 \x01(\x0b\x32\x0e.tandem.v1.PutH\x00\x12!\n\x05wrote\x18\x03 \x01(\x0b\x32\x10.tandem.v1.WroteH\x00\x12$\n\x07gave_up\x18\x04 \x01(\x0b\x32\x11.tandem.v1.GaveUpH\x00\x12\x1f\n\x04\x66ind\x18\x05 \x01(\x0b\x32\x0f.tandem.v1.FindH\x00\x12&\n\x08\x65nd_find\x18\x06 \x01(\x0b\x32\x12.tandem.v1.EndFindH\x00\x12!\n\x05purge\x18\x07 \x01(\x0b\x32\x10.tandem.v1.PurgeH\x00\x42\t\n\x07message\"\xe9\x01\n\x12StoreServerMessage\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.tandem.v1.StoreWelcomeH\x00\x12*\n\x07refused\x18\x02 \x01(\x0b\x32\x17.tandem.v1.StoreRefusedH\x00\x12(\n\x07granted\x18\x03 \x01(\x0b\x32\x15.tandem.v1.PutGrantedH\x00\x12!\n\x05\x66ound\x18\x04 \x01(\x0b\x32\x10.tandem.v1.FoundH\x00\x12#\n\x06purged\x18\x05 \x01(\x0b\x32\x11.tandem.v1.PurgedH\x00\x42\t\n\x07message\"\xc2\x01\n\nStoreHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12*\n\x0bpage_format\x18\x05 \x01(\x0b\x32\x15.tandem.v1.PageFormat\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x11\n\tregion_id\x18\x07 \x01(\t\x12\x15\n\rfollower_pids\x18\x08 \x03(\r\"0\n\x0cStoreWelcome\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tnum_slots\x18\x02 \x01(\r\"\x1e\n\x0cStoreRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\"Z\n\x03Put\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x12\n\nidentities\x18\x05 \x03(\x0c\"@\n\nPutGranted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05slots\x18\x02 \x03(\x11\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\"+\n\x05Wrote\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\",\n\x06GaveUp\x12\r\n\x05slots\x18\x01 \x03(\r\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\"5\n\x04\x46ind\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x03(\x0cJ\x04\x08\x02\x10\x03R\tnamespace\"\x80\x01\n\x05\x46ound\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12\x13\n\x0bgenerations\x18\x04 \x03(\x04\x12\r\n\x05tiers\x18\x05 \x03(\r\x12\x12\n\nnum_coming\x18\x06 \x01(\r\x12\x11\n\tis_asking\x18\x07 \x01(\x08\"\x19\n\x07\x45ndFind\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x17\n\x05Purge\x12\x0e\n\x06number\x18\x01 \x01(\x04\"\x18\n\x06Purged\x12\x0e\n\x06number\x18\x01 \x01(\x04\x32T\n\tPageStore\x12G\n\x07Session\x12\x1b.tandem.v1.StoreClientBatch\x1a\x1b.tandem.v1.StoreServerBatch(\x01\x30\x01\x32\xa9\x01\n\nStoreAdmin\x12S\n\x0e\x43heckIntegrity\x12 .tandem.v1.CheckIntegrityRequest\x1a\x1f.tandem.v1.StoreIntegrityReport\x12\x46\n\x0bReadMetrics\x12\x1d.tandem.v1.ReadMetricsRequest\x1a\x18.tandem.v1.WorkerMetrics2x\n\tPeerPages\x12\x32\n\x04Look\x12\x16.tandem.v1.LookRequest\x1a\x12.tandem.v1.PageRun\x12\x37\n\x05\x46\x65tch\x12\x17.tandem.v1.FetchRequest\x1a\x13.tandem.v1.PagePart0\x01\x32Q\n\x0cStoreReports\x12\x41\n\x06Report\x12\x1b.tandem.v1.StoreReportBatch\x1a\x16.tandem.v1.RouterBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -61,35 +61,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STORESERVERMESSAGE']._serialized_start=1411
   _globals['_STORESERVERMESSAGE']._serialized_end=1644
   _globals['_STOREHELLO']._serialized_start=1647
-  _globals['_STOREHELLO']._serialized_end=1818
-  _globals['_STOREWELCOME']._serialized_start=1820
-  _globals['_STOREWELCOME']._serialized_end=1868
-  _globals['_STOREREFUSED']._serialized_start=1870
-  _globals['_STOREREFUSED']._serialized_end=1900
-  _globals['_PUT']._serialized_start=1902
-  _globals['_PUT']._serialized_end=1992
-  _globals['_PUTGRANTED']._serialized_start=1994
-  _globals['_PUTGRANTED']._serialized_end=2058
-  _globals['_WROTE']._serialized_start=2060
-  _globals['_WROTE']._serialized_end=2103
-  _globals['_GAVEUP']._serialized_start=2105
-  _globals['_GAVEUP']._serialized_end=2149
-  _globals['_FIND']._serialized_start=2151
-  _globals['_FIND']._serialized_end=2204
-  _globals['_FOUND']._serialized_start=2207
-  _globals['_FOUND']._serialized_end=2335
-  _globals['_ENDFIND']._serialized_start=2337
-  _globals['_ENDFIND']._serialized_end=2362
-  _globals['_PURGE']._serialized_start=2364
-  _globals['_PURGE']._serialized_end=2387
-  _globals['_PURGED']._serialized_start=2389
-  _globals['_PURGED']._serialized_end=2413
-  _globals['_PAGESTORE']._serialized_start=2415
-  _globals['_PAGESTORE']._serialized_end=2499
-  _globals['_STOREADMIN']._serialized_start=2502
-  _globals['_STOREADMIN']._serialized_end=2671
-  _globals['_PEERPAGES']._serialized_start=2673
-  _globals['_PEERPAGES']._serialized_end=2793
-  _globals['_STOREREPORTS']._serialized_start=2795
-  _globals['_STOREREPORTS']._serialized_end=2876
+  _globals['_STOREHELLO']._serialized_end=1841
+  _globals['_STOREWELCOME']._serialized_start=1843
+  _globals['_STOREWELCOME']._serialized_end=1891
+  _globals['_STOREREFUSED']._serialized_start=1893
+  _globals['_STOREREFUSED']._serialized_end=1923
+  _globals['_PUT']._serialized_start=1925
+  _globals['_PUT']._serialized_end=2015
+  _globals['_PUTGRANTED']._serialized_start=2017
+  _globals['_PUTGRANTED']._serialized_end=2081
+  _globals['_WROTE']._serialized_start=2083
+  _globals['_WROTE']._serialized_end=2126
+  _globals['_GAVEUP']._serialized_start=2128
+  _globals['_GAVEUP']._serialized_end=2172
+  _globals['_FIND']._serialized_start=2174
+  _globals['_FIND']._serialized_end=2227
+  _globals['_FOUND']._serialized_start=2230
+  _globals['_FOUND']._serialized_end=2358
+  _globals['_ENDFIND']._serialized_start=2360
+  _globals['_ENDFIND']._serialized_end=2385
+  _globals['_PURGE']._serialized_start=2387
+  _globals['_PURGE']._serialized_end=2410
+  _globals['_PURGED']._serialized_start=2412
+  _globals['_PURGED']._serialized_end=2436
+  _globals['_PAGESTORE']._serialized_start=2438
+  _globals['_PAGESTORE']._serialized_end=2522
+  _globals['_STOREADMIN']._serialized_start=2525
+  _globals['_STOREADMIN']._serialized_end=2694
+  _globals['_PEERPAGES']._serialized_start=2696
+  _globals['_PEERPAGES']._serialized_end=2816
+  _globals['_STOREREPORTS']._serialized_start=2818
+  _globals['_STOREREPORTS']._serialized_end=2899
 # @@protoc_insertion_point(module_scope)

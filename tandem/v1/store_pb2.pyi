@@ -154,7 +154,7 @@ class StoreServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[StoreWelcome, _Mapping]] = ..., refused: _Optional[_Union[StoreRefused, _Mapping]] = ..., granted: _Optional[_Union[PutGranted, _Mapping]] = ..., found: _Optional[_Union[Found, _Mapping]] = ..., purged: _Optional[_Union[Purged, _Mapping]] = ...) -> None: ...
 
 class StoreHello(_message.Message):
-    __slots__ = ("protocol_version", "worker_id", "incarnation", "pid", "page_format", "attempt", "region_id")
+    __slots__ = ("protocol_version", "worker_id", "incarnation", "pid", "page_format", "attempt", "region_id", "follower_pids")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class StoreHello(_message.Message):
     PAGE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_PIDS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     worker_id: str
     incarnation: str
@@ -169,7 +170,8 @@ class StoreHello(_message.Message):
     page_format: _worker_pb2.PageFormat
     attempt: int
     region_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., attempt: _Optional[int] = ..., region_id: _Optional[str] = ...) -> None: ...
+    follower_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., page_format: _Optional[_Union[_worker_pb2.PageFormat, _Mapping]] = ..., attempt: _Optional[int] = ..., region_id: _Optional[str] = ..., follower_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoreWelcome(_message.Message):
     __slots__ = ("epoch", "num_slots")

@@ -41,9 +41,11 @@ def with_store(tiny_config: ClusterConfig) -> ClusterConfig:
     return replace(tiny_config, num_pages=NUM_PAGES, store_memory="16MiB")
 
 
-@pytest.fixture
-def served(clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
-    return clusters.get(replace(with_store(tiny_config), num_prefill=1, num_decode=1))
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)], ids="prefill_tp_{}".format)
+def served(request: pytest.FixtureRequest, clusters: Clusters, tiny_config: ClusterConfig) -> ServedCluster:
+    """Workers of one rank, or of unequal degrees."""
+    degree = {"prefill_tp": request.param} if request.param > 1 else {}
+    return clusters.get(replace(with_store(tiny_config), num_prefill=1, num_decode=1, **degree))
 
 
 @pytest.fixture

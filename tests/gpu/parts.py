@@ -52,9 +52,11 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ranks": (
         "engine/collectives",
         "engine/ranks",
+        "scenarios/test_rank_families.py",
         "test_ranks.py::test_ranks_of_unequal_degrees_hand_over",
         "test_ranks.py::test_graphs_of_two_ranks_compute_greedy_tokens",
         "test_ranks.py::test_streams_outlive_each_rank",
+        "test_ranks.py::test_pages_of_ranks_come_back_from_the_store",
     ),
     "kills-ranks": ("test_ranks.py::test_streams_outlive_twenty_kills",),
     "stopped-ranks": ("test_ranks.py::test_streams_outlive_stopped_ranks",),
@@ -63,6 +65,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "kills-prefill-2": (f"{_ONE_GPU_KILLS}[prefill-second]",),
     "kills-decode-1": (f"{_ONE_GPU_KILLS}[decode-first]",),
     "kills-decode-2": (f"{_ONE_GPU_KILLS}[decode-second]",),
+    "two-gpus-ranks": ("test_ranks.py::test_ranks_on_gpus_of_their_own_end_together",),
     "two-gpus-nvlink": (f"{_TWO_GPU_KILLS}[nvlink-prefill]", f"{_TWO_GPU_KILLS}[nvlink-decode]"),
     "two-gpus-nccl": (f"{_TWO_GPU_KILLS}[nccl-prefill]", f"{_TWO_GPU_KILLS}[nccl-decode]"),
 }

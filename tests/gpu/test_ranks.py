@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import wait_whole
-from tests.cluster.rank_drill import PAGE_SIZE, config_for, serve_turns, strike_and_finish
+from tests.cluster.rank_drill import MAX_TOKENS, PAGE_SIZE, config_for, serve_turns, strike_and_finish
+from tests.cluster.test_page_store import store_metrics
 
 pytestmark = pytest.mark.timeout(300)
 # Of logits; bfloat16 rounds each to 8 bits, and ranks round their parts.
@@ -54,6 +56,24 @@ def test_graphs_of_two_ranks_compute_greedy_tokens(clusters: Clusters, cuda_conf
     served.wait_clean()
 
 
+def test_pages_of_ranks_come_back_from_the_store(clusters: Clusters, cuda_config: ClusterConfig) -> None:
+    counts = {"num_prefill": 0, "num_decode": 0, "num_both": 1}
+    settings = {"tp": 2, "workers_per_gpu": 2, "store_memory": "64MiB"}
+    served = clusters.get(config_for(cuda_config, device="cuda", **counts, **settings))
+    wait_whole(served)
+    prompt_ids = random_ids(random.Random(7), 150)
+    expected = Oracle(Path(cuda_config.model)).generate(prompt_ids, MAX_TOKENS)
+    assert served.complete(prompt_ids, max_tokens=MAX_TOKENS).token_ids == expected
+    num_pages = len(prompt_ids) // PAGE_SIZE
+    wait_until(lambda: store_metrics(served).get("slots.ready", 0) >= num_pages, 20.0, "the pages are stored")
+    served.kill("both-0")
+    wait_whole(served)
+    wait_until(lambda: store_metrics(served).get("sessions") == 1, 20.0, "its session is open")
+    again = served.complete(prompt_ids, max_tokens=MAX_TOKENS)
+    assert again.token_ids == expected and again.last.usage.host_tokens == num_pages * PAGE_SIZE
+    served.wait_clean()
+
+
 def kill_each_rank(served: ServedCluster, oracle: Oracle) -> None:
     for victim in ("prefill-0", "decode-0"):
         for hits_follower in (True, False):
@@ -81,3 +101,12 @@ def test_streams_outlive_stopped_ranks(
     served = served_by_four_ranks(clusters, cuda_config)
     oracle = Oracle(Path(cuda_config.model))
     strike_and_finish(served, oracle, victim, signal.SIGSTOP, hits_follower=hits_follower)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_on_gpus_of_their_own_end_together(clusters: Clusters, cuda_config: ClusterConfig) -> None:
+    counts = {"num_prefill": 0, "num_decode": 0, "num_both": 1}
+    served = clusters.get(config_for(cuda_config, device="cuda", tp=2, **counts))
+    oracle = Oracle(Path(cuda_config.model))
+    for hits_follower in (True, False, True, False):
+        strike_and_finish(served, oracle, "both-0", signal.SIGKILL, hits_follower=hits_follower)

@@ -100,6 +100,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "tandem.engine.base",
         "tandem.engine.kvcache",
         "tandem.engine.launch_list",
+        "tandem.engine.ranks.config",
         "tandem.worker",
     ),
     "tandem.prefill_worker": (*COMMON, "tandem.engine", "tandem.worker", "tandem.kvtransfer"),

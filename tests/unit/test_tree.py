@@ -82,6 +82,7 @@ TESTED_ELSEWHERE = {
     "worker/ranks/channel.py": "unit/worker/ranks/test_processes.py",
     "worker/ranks/follower.py": "unit/worker/ranks/test_processes.py",
     "worker/ranks/group.py": "unit/worker/ranks/test_processes.py",
+    "worker/ranks/serving.py": "cluster/test_ranks.py",
     "engine/ranks/progress.py": "unit/worker/ranks/test_processes.py",
     "worker/page_tier.py": "unit/pagestore/test_keys.py",
     "router/frontends/admin/grpc.py": "cluster/test_adapters.py",

@@ -21,7 +21,7 @@ from tandem.worker.ranks.standstill import PULSE_INTERVAL_S, WAIT_FACTOR
 logger = logging.getLogger(__name__)
 
 
-def main(leader_pid: int, control_fd: int, lanes_fd: int, memory_fd: int) -> int:
+def main(leader_pid: int, control_fd: int, lanes_fd: int, copies_fd: int, memory_fd: int) -> int:
     """Serves until the leader stops it or ends. Returns the exit status."""
     # The kernel kills this process even if it is stopped, or waits for a device.
     die_with_parent(signal.SIGKILL)
@@ -36,10 +36,10 @@ def main(leader_pid: int, control_fd: int, lanes_fd: int, memory_fd: int) -> int
         order: FollowerOrder = leader.recv()
         ranks = order.ranks
         logs.configure(log_name(order), order.worker.log)
-        lanes = MessageChannel(socket.socket(fileno=lanes_fd))
+        lanes, copies = (MessageChannel(socket.socket(fileno=fd)) for fd in (lanes_fd, copies_fd))
         wait_timeout_s = WAIT_FACTOR * order.worker.stall_timeout_s
         memory = RankMemory(memory_fd, ranks.degree, wait_timeout_s)
-        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress, wait_timeout_s), memory, lanes)
+        seat = Seat(order, FollowerGroup(ranks, leader, memory.progress, wait_timeout_s), memory, lanes, copies)
         threading.Thread(target=_pulse, args=(seat,), name="pulse", daemon=True).start()
         order.run(seat)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Thread of a follower that drives its lanes, so that a long launch does not delay a copy."""
+"""Thread of a follower that drives its lanes or its store copies, so that a long launch does not delay them."""
 
 import logging
 import os
@@ -24,18 +24,24 @@ class LaneThread:
     """Ends with the process."""
 
     def __init__(
-        self, build: Callable[[], LaneDriver | None], channel: MessageChannel, beat: Callable[[], None]
+        self,
+        build: Callable[[], LaneDriver | None],
+        channel: MessageChannel,
+        beat: Callable[[], None],
+        name: str = "lanes",
     ) -> None:
         """
         Args:
             build: called on the thread; returns None for a worker without links.
             beat: shows that the thread moves.
+            name: of the thread.
         """
+        self._name = name
         self._build = build
         self._channel = channel
         self._beat = beat
         self._built = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lanes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def wait_built(self) -> None:
@@ -56,7 +62,7 @@ class LaneThread:
             logger.info("the leader has ended")
         except BaseException:
             # Copies may still touch pages, and nobody would report their end.
-            logger.exception("the lanes failed")
+            logger.exception("the %s failed", self._name)
             logging.shutdown()
             os._exit(exit_codes.RANK_FAILED)
 

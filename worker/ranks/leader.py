@@ -3,14 +3,14 @@
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem import exit_codes
 from tandem.engine.base import EngineBase
 from tandem.engine.build import build_engine
 from tandem.engine.ranks.recorder import ForwardRecorder
 from tandem.messages import LinkRank
-from tandem.worker.base import FollowerLinks, WorkerRole
+from tandem.worker.base import FollowerLinks, MessagePipe, StoreConnection, WorkerRole
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.processes import RankProcesses
 from tandem.worker.ranks.serving import serve_follower
@@ -27,10 +27,15 @@ class Leader:
 
     Attributes:
         followers: empty before `build`, and with one rank.
+        copy_pipes: to the copies of each follower between its pool and the page store.
     """
 
-    def __init__(self, config: WorkerConfig, role: WorkerRole, incarnation: str) -> None:
+    def __init__(
+        self, config: WorkerConfig, role: WorkerRole, incarnation: str, store: StoreConnection | None = None
+    ) -> None:
         self.followers: tuple[FollowerLinks, ...] = ()
+        self.copy_pipes: Sequence[MessagePipe] = ()
+        self._store = store
         self._config = config
         self._role = role
         self._incarnation = incarnation
@@ -52,7 +57,7 @@ class Leader:
         if engine_config.degree == 1:
             return build_engine(engine_config, self._incarnation, on_progress)
         processes = self._processes = RankProcesses(
-            self._config, self._role, self._incarnation, serve_follower, self._on_death
+            self._config, self._role, self._incarnation, serve_follower, self._on_death, self._store
         )
         memory = processes.memory
         recorder = ForwardRecorder(memory.ring, memory.progress, engine_config.page_size)
@@ -68,6 +73,7 @@ class Leader:
                 raise
             raise cause from error
         self.followers = tuple(map(FollowerLinks, ranks[1:], processes.channels))
+        self.copy_pipes = processes.copy_channels
         self._steps = GroupSteps(num_steps, memory.progress.beats)
         self._pulse = GroupPulse(memory.progress.pulses)
         return engine

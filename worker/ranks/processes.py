@@ -24,7 +24,7 @@ from tandem.worker.ranks.seat import FollowerOrder, Seat
 from tandem.worker.ranks.standstill import WAIT_FACTOR
 
 if TYPE_CHECKING:
-    from tandem.worker.base import WorkerRole
+    from tandem.worker.base import StoreConnection, WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class _Follower(NamedTuple):
     process: "subprocess.Popen[bytes]"
     control: Connection
     lanes: MessageChannel
+    copies: MessageChannel
 
 
 class RankProcesses:
@@ -47,6 +48,7 @@ class RankProcesses:
         memory: shared with them.
         pids: of all ranks, the leader first.
         channels: to the lanes of each follower, by rank from 1.
+        copy_channels: to the copies of each follower between its pool and the page store.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class RankProcesses:
         incarnation: str,
         run: Callable[[Seat], None],
         on_death: Callable[[str], None],
+        store: "StoreConnection | None" = None,
     ) -> None:
         """
         Args:
             run: main function of each follower, as in FollowerOrder.
             on_death: called once, on a thread of this object, if a follower ends before `stop`.
+            store: the leader's, before its start.
         """
         self._degree = worker.engine.degree
         self._worker = replace(worker, api_keys=(), key_file=None)
@@ -68,6 +72,7 @@ class RankProcesses:
         self._incarnation = incarnation
         self._run = run
         self._on_death = on_death
+        self._store = store
         self._is_stopping = threading.Event()
         wait_timeout_s = WAIT_FACTOR * worker.stall_timeout_s
         self.memory = RankMemory.create(self._degree, wait_timeout_s)
@@ -78,6 +83,7 @@ class RankProcesses:
         self._followers = spawned.result(SPAWN_TIMEOUT_S)
         self.pids = (os.getpid(), *(follower.process.pid for follower in self._followers))
         self.channels = tuple(follower.lanes for follower in self._followers)
+        self.copy_channels = tuple(follower.copies for follower in self._followers)
         connections = [follower.control for follower in self._followers]
         self.group = LeaderGroup(connections, self.memory.progress, wait_timeout_s)
 
@@ -99,6 +105,7 @@ class RankProcesses:
                 follower.process.wait()
             follower.control.close()
             follower.lanes.close()
+            follower.copies.close()
         self._thread.join()
         self.memory.close()
 
@@ -128,8 +135,9 @@ class RankProcesses:
     def _spawn(self, rank: int) -> _Follower:
         control, control_there = socketpair()
         lanes, lanes_there = MessageChannel.pair()
-        with control_there, lanes_there:
-            fds = (control_there.fileno(), lanes_there.fileno(), self.memory.fd)
+        copies, copies_there = MessageChannel.pair()
+        with control_there, lanes_there, copies_there:
+            fds = (control_there.fileno(), lanes_there.fileno(), copies_there.fileno(), self.memory.fd)
             process = subprocess.Popen(
                 [sys.executable, "-m", "tandem.worker.ranks.follower", *map(str, (os.getpid(), *fds))],
                 stdin=subprocess.DEVNULL,
@@ -138,10 +146,9 @@ class RankProcesses:
                 pass_fds=fds,
             )
         connection = _connection(control)
-        connection.send(
-            FollowerOrder(RankConfig(rank, self._degree), self._worker, self._role, self._incarnation, self._run)
-        )
-        return _Follower(process, connection, MessageChannel(lanes))
+        ranks = RankConfig(rank, self._degree)
+        connection.send(FollowerOrder(ranks, self._worker, self._role, self._incarnation, self._run, self._store))
+        return _Follower(process, connection, MessageChannel(lanes), MessageChannel(copies))
 
 
 def _connection(end: socket) -> Connection:

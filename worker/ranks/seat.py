@@ -11,7 +11,7 @@ from tandem.worker.ranks.channel import MessageChannel
 from tandem.worker.ranks.memory import RankMemory
 
 if TYPE_CHECKING:
-    from tandem.worker.base import WorkerRole
+    from tandem.worker.base import StoreConnection, WorkerRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class FollowerOrder:
         worker: the leader's, without the clients' keys.
         incarnation: of the leader.
         run: main function of the follower; at the top level of a module, because it is pickled.
+        store: of the worker's node, before its start; None without a page store.
     """
 
     ranks: RankConfig
@@ -29,6 +30,7 @@ class FollowerOrder:
     role: "WorkerRole"
     incarnation: str
     run: "Callable[[Seat], None]"
+    store: "StoreConnection | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,11 @@ class Seat:
 
     Attributes:
         lanes: messages of the leader's links, both ways.
+        copies: messages of copies between pool and page store, both ways.
     """
 
     order: FollowerOrder
     group: RankGroup
     memory: RankMemory
     lanes: MessageChannel
+    copies: MessageChannel

@@ -2,12 +2,10 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import pytest
 
 from tandem.both_worker.local_worker import LocalWorker
-from tandem.both_worker.scheduler import BothScheduler
 from tandem.decode_worker.config import AUTO_SPECULATION, DecodeConfig
 from tandem.decode_worker.drafting import Drafting
 from tandem.messages import Finished, FirstToken, ForwardTimes, Tokens, WorkerMessage
@@ -135,8 +133,8 @@ def test_random_drafts_beside_prompts_change_no_token(seed: int, min_mixed: int)
 
     engine = FakeEngine(200, 4, asynchronous=True, min_mixed=min_mixed)
     worker = LocalWorker(engine, PrefillConfig(8), DecodeConfig(speculation=AUTO_SPECULATION), take)
-    scheduler = cast(BothScheduler, worker.scheduler)._decode
-    assert scheduler._drafting is not None
+    scheduler = worker.scheduler._decode
+    assert isinstance(scheduler._drafting, Drafting)
     scheduler._drafting._drafter = ScriptedDrafter
     scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
     waiting = list(prompts)

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import socket
 import subprocess
 import sys
@@ -92,6 +93,12 @@ def test_a_process_that_only_maps_the_region_is_no_user(path: Path) -> None:
         begin(worker)
         begin(worker)
         assert serve(path).users == (ProcessId.of(worker.pid),)
+
+
+def test_the_ranks_of_a_worker_begin_together(path: Path) -> None:
+    with other_process(path, "mapper") as follower:
+        begin_use(path, TOKEN, serve(path).region_id, [follower.pid])
+        assert set(serve(path).users) == {ProcessId.of(os.getpid()), ProcessId.of(follower.pid)}
 
 
 def test_who_maps_another_region_cannot_begin(path: Path) -> None:

@@ -7,13 +7,14 @@ import pytest
 from tandem.engine.base import EngineBase
 from tandem.engine.config import EngineConfig
 from tandem.engine.kvcache.cache_manager import CacheManager
+from tandem.engine.ranks.config import RankConfig
 from tandem.kvtransfer.config import LinkConfig
 from tandem.messages import Hello, WorkerStats
 from tandem.pagestore.messages import StoreClientMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prefill_worker.worker import PrefillRole
 from tandem.rpc.credentials import ClusterCredentials
-from tandem.worker.base import Outbox, Scheduler, StoreConnection
+from tandem.worker.base import LaneDriver, MessagePipe, Outbox, Scheduler, StoreConnection
 from tandem.worker.config import WorkerConfig
 from tandem.worker.events import Event
 from tandem.worker.page_tier import NoTier, PageTier
@@ -31,9 +32,17 @@ class Store(StoreConnection):
     on_close: Callable[[], None]
 
     def build_tier(
-        self, engine: EngineBase, cache: CacheManager, outbox: Outbox, stats: Callable[[], WorkerStats]
+        self,
+        engine: EngineBase,
+        cache: CacheManager,
+        outbox: Outbox,
+        stats: Callable[[], WorkerStats],
+        followers: Sequence[MessagePipe] = (),
     ) -> PageTier:
         return NoTier()
+
+    def build_follower(self, engine: EngineBase, ranks: RankConfig) -> LaneDriver:
+        raise NotImplementedError
 
     def tiered(self, scheduler: Scheduler) -> Scheduler:
         return scheduler

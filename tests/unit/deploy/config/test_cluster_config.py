@@ -96,10 +96,6 @@ from tandem.worker.config import WorkerConfig
             "^speculation_shared is for speculation auto and ngram, not off: leave one of them out$",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, store_memory="1GiB"),
-            "^store_memory is for workers of one rank, but tp is 2: leave one of them out$",
-        ),
-        (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, decode_tp=3, num_pages=9),
             "^decode_tp 3 with workers_per_gpu 2 fills neither whole GPUs nor equal shares of one: use a multiple of "
             "it, or a divisor$",

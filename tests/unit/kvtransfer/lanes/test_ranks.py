@@ -13,7 +13,7 @@ import pytest
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.kvcache.base import Completion, PageLayout
-from tandem.kvtransfer.lanes.joined import JoinedReceiver
+from tandem.kvtransfer.lanes.joined import JoinedReceiver, JoinedSender
 from tandem.kvtransfer.transports import opening
 from tandem.kvtransfer.transports.base import ReceiverTransport, SenderTransport
 from tandem.kvtransfer.transports.opening import OpeningError
@@ -145,6 +145,23 @@ def test_one_lane_s_failure_is_the_epoch_s(broken: int, num_pushed: int) -> None
         end(sending, receiving)
         assert all(copy.done() for copy in copies), "copies end, without arrival"
         assert receiver.holds([1], pages[[3]]) == bool(num_pushed) and receiver.is_untouched([0])
+
+
+@pytest.mark.parametrize("broken", [0, 1], ids=["leader", "follower"])
+def test_a_push_of_which_a_lane_s_sender_dies_never_arrives(broken: int) -> None:
+    """Its pages never count as arrived."""
+    with workers((2, 2)) as (sender, receiver, _):
+        sending, receiving = open_epoch(sender, receiver, "tcp")
+        copy = receiving.receive_pages(0, [1], 1)
+        time.sleep(0.02)
+        assert not copy.done() and receiving.failure == ""
+        assert isinstance(sending, JoinedSender)
+        lane = [sending._lanes[0], *(lane.end for lane in sender.followers[0].follower._lanes.values())][broken]
+        assert lane is not None
+        wait_for(lane.abort().done)
+        wait_for(lambda: copy.done() or bool(receiving.failure))
+        end(sending, receiving)
+        assert receiving.failure and not copy.done()
 
 
 @pytest.mark.parametrize("end_of", ["sender", "receiver"])

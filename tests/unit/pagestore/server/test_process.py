@@ -19,6 +19,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tandem.exit_watch import SETTLE_S
 from tandem.hosts import host_id
 from tandem.messages import PROTOCOL_VERSION, PageFormat
 from tandem.pagestore.config import StoreConfig, StoreDisk
@@ -86,17 +87,25 @@ def process(config: StoreConfig) -> Iterator[StoreProcess]:
     process.stop()
 
 
-def hello_of(config: StoreConfig, worker: str, pid: int, page_bytes: int = PAGE_BYTES) -> StoreHello:
+def hello_of(
+    config: StoreConfig, worker: str, pid: int, page_bytes: int = PAGE_BYTES, follower_pids: tuple[int, ...] = ()
+) -> StoreHello:
     taken = take_region(Path(config.region_socket), config.cluster_token)
     taken.region.close()
-    return StoreHello(
-        PROTOCOL_VERSION, "w", worker, pid, PageFormat("model", page_bytes, "fake"), region_id=taken.region_id
-    )
+    page_format = PageFormat("model", page_bytes, "fake")
+    return StoreHello(PROTOCOL_VERSION, "w", worker, pid, page_format, 0, taken.region_id, follower_pids)
 
 
-def answers(config: StoreConfig, pid: int, *, num_answers: int, page_bytes: int = PAGE_BYTES) -> list[object]:
+def answers(
+    config: StoreConfig,
+    pid: int,
+    *,
+    num_answers: int,
+    page_bytes: int = PAGE_BYTES,
+    follower_pids: tuple[int, ...] = (),
+) -> list[object]:
     """Returns the first answers to a session that offers a page."""
-    hello = hello_of(config, f"life {pid}", pid, page_bytes)
+    hello = hello_of(config, f"life {pid}", pid, page_bytes, follower_pids)
     with grpc.insecure_channel(f"{config.host}:{config.port}") as channel:
         batches = iter([STORE_CLIENT_CODEC.encode([hello, PUT])])
         stub = store_pb2_grpc.PageStoreStub(channel)
@@ -125,6 +134,33 @@ def test_a_later_life_grants_nothing_before_every_former_user_has_spoken(config:
     with other_process(Path(config.region_socket), "user") as user, running(config):
         assert answers(config, 1, num_answers=2)[1].slots == (NO_ROOM,)  # type: ignore[attr-defined]
         assert answers(config, user.pid, num_answers=2)[1].slots == (0,)  # type: ignore[attr-defined]
+
+
+def test_a_leader_speaks_for_its_followers(config: StoreConfig) -> None:
+    with other_process(Path(config.region_socket), "user") as follower, running(config):
+        assert answers(config, 1, num_answers=2)[1].slots == (NO_ROOM,)  # type: ignore[attr-defined]
+        found = answers(config, 1, num_answers=2, follower_pids=(follower.pid,))
+        assert found[1].slots == (0,)  # type: ignore[attr-defined]
+
+
+def test_slots_of_a_worker_return_once_all_its_ranks_are_gone(config: StoreConfig, process: StoreProcess) -> None:
+    """A follower may still copy when its leader has exited."""
+    path = Path(config.region_socket)
+
+    def num_writing() -> int:
+        stats = process._sessions.latest_stats
+        return stats.num_writing if stats is not None else 0
+
+    with other_process(path, "mapper") as leader, other_process(path, "mapper") as follower:
+        answers(config, leader.pid, num_answers=2, follower_pids=(follower.pid,))
+        wait_until(lambda: num_writing() == 1)
+        leader.kill()
+        leader.wait()
+        time.sleep(SETTLE_S + 0.1)
+        assert num_writing() == 1
+        follower.kill()
+        follower.wait()
+        wait_until(lambda: num_writing() == 0)
 
 
 def test_a_worker_that_is_starting_delays_nobody(config: StoreConfig) -> None:
