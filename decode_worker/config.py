@@ -11,10 +11,12 @@ from tandem.options import option
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
     speculation: str = option(
-        AUTO_SPECULATION,
+        "",
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
-        "those of ngram that are expected to gain time, on CPUs, with one rank a worker, and none elsewhere",
+        "those of ngram that are expected to gain time",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
+        takes_path=True,
+        shown="auto on CPUs with one rank a worker, else off",
         detail=" ([speculation.md](speculation.md))",
     )
     speculation_shared: bool = option(

@@ -215,15 +215,11 @@ class ClusterConfig(ClusterOptions):
                 "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
                 "share_cache_between_keys out",
             )
-            require(
-                self._speculation == self.speculation,
-                "speculation_shared is for workers that draft: auto does not on GPUs, nor with several ranks",
-            )
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
         self._check_ranks()
-        if self.speculation not in (NO_SPECULATION, AUTO_SPECULATION):
+        if self._speculation != NO_SPECULATION:
             require(
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
@@ -248,9 +244,9 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def _speculation(self) -> str:
-        """auto drafts nothing with several ranks, nor on GPUs, where its gain is not proven."""
-        drafts = self.device == "cpu" and self.max_degree == 1
-        return self.speculation if drafts or self.speculation != AUTO_SPECULATION else NO_SPECULATION
+        """The option, or its default."""
+        default = AUTO_SPECULATION if self.device == "cpu" and self.max_degree == 1 else NO_SPECULATION
+        return self.speculation or default
 
     @property
     def adapter_paths(self) -> list[tuple[str, str]]:
