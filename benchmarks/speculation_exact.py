@@ -144,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         config = json.loads((Path(arguments.model) / "config.json").read_text())
         config["num_hidden_layers"] = arguments.layers or config["num_hidden_layers"]
+        # A random embedding that is also the output's makes each token its own successor, by far.
+        config["tie_word_embeddings"] = False
         (Path(directory) / "config.json").write_text(json.dumps(config))
         engine = build_dummy_engine(
             directory,

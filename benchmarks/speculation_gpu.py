@@ -49,7 +49,7 @@ PROMPT_LEN = 128
 MAX_TOKENS = 4096
 # Most that all compute on average, of the pool's size.
 MAX_RUN_TOKENS = 2048
-WARMUP_S, MEASURED_S = 0.4, 0.3
+WARMUP_S, MEASURED_S = 1.5, 0.5
 TIMEOUT_S = 120.0
 # Streams beside prompts that arrive at a rate, per second.
 STREAM, NUM_STREAMS = "s", 64

@@ -11,12 +11,13 @@ from tandem.options import option
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
     speculation: str = option(
-        AUTO_SPECULATION,
+        "",
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
-        "those of ngram that are expected to gain time, on CPUs, with one rank a worker, and none elsewhere; draft: a "
-        "small model; eagle: an EAGLE-3 head; mtp: the model's own layer for further tokens",
+        "those of ngram that are expected to gain time; draft: a small model; eagle: an EAGLE-3 head; mtp: the model's "
+        "own layer for further tokens",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names, *model_sources()),
         takes_path=True,
+        shown="auto on CPUs with one rank a worker, else off",
         detail=" ([speculation.md](speculation.md))",
     )
     speculation_shared: bool = option(

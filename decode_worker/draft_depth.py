@@ -1,8 +1,9 @@
 """Number of drafts that a model makes for each request of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tandem.decode_worker.draft_policy import FILLED
+from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.engine.draft_costs import DraftCosts
 from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
@@ -25,13 +26,13 @@ class DraftDepth:
         timer: ForwardTimer,
         itl_objective_s: float,
         costs: DraftCosts | None = None,
-        lost_s: Callable[[], float] = lambda: 0.0,
+        price: OverlapPrice | None = None,
     ) -> None:
         """Args: as of DraftPolicy."""
         self._timer = timer
         self._objective_s = itl_objective_s
         self._costs = costs
-        self._lost_s = lost_s
+        self._price = price
         self._pass_s = 0.0
         # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
         self._drafting_s = 0.0
@@ -54,6 +55,8 @@ class DraftDepth:
         """
         most = max((of_request for _, of_request in requests), default=0)
         times = self._timer.times()
+        if self._price is not None and not self._price.allows_drafts:
+            return 0
         if not times.step_s or not self._pass_s:
             # Both are measured with the first drafts.
             return min(1, most)
@@ -65,7 +68,9 @@ class DraftDepth:
         for depth in range(1, most + 1):
             chances = [acceptance**depth for acceptance, of_request in requests if of_request >= depth]
             num_tokens, num_drafts = num_tokens + sum(chances), num_drafts + len(chances)
-            step_s = plain_s + self._lost_s() + depth * self._pass_s + self._rows_s(num_requests, num_drafts, times)
+            step_s = plain_s + depth * self._pass_s + self._rows_s(num_requests, num_drafts, times)
+            if self._price is not None:
+                step_s = self._price.uncorrected_s(step_s)
             if step_s > limit_s:
                 break
             if num_tokens / step_s > best_rate:

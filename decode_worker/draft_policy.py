@@ -1,8 +1,9 @@
 """Number of drafts of each request and step, by measured acceptance and step times."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.engine.draft_costs import DraftCosts
 from tandem.worker.forward_timer import ForwardTimer
 
@@ -25,8 +26,7 @@ class DraftPolicy:
     that are proposed but not computed are observed too, so acceptance costs no forward pass, and wrong drafts end by
     themselves.
 
-    A step with drafts follows known tokens, so it does not overlap with the next one. Host time that would be hidden is
-    part of its price.
+    A step with drafts follows known tokens, so it does not overlap with others, which is part of its price.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class DraftPolicy:
         timer: ForwardTimer,
         itl_objective_s: float,
         costs: DraftCosts | None = None,
-        lost_s: Callable[[], float] = lambda: 0.0,
+        price: OverlapPrice | None = None,
     ) -> None:
         """
         Args:
             costs: None if a draft takes as long as a request's row.
-            lost_s: returns the seconds that a step loses without overlap.
+            price: None if steps do not overlap anyway.
             itl_objective_s: expected time of a step with drafts at most; 0 for no limit. A step that misses it without
                 drafts has no limit.
         """
@@ -47,7 +47,9 @@ class DraftPolicy:
         self._objective_s = itl_objective_s
         self._usual: dict[str, float] = {}
         self._costs = costs
-        self._lost_s = lost_s
+        self._price = price
+        # Of the last step for which drafts were chosen: on the device, and expected.
+        self._device_s = self._num_tokens = 0.0
 
     def usual_acceptance(self, source: str) -> float:
         """Returns the mean of all requests, which a new one is expected to have."""
@@ -79,7 +81,7 @@ class DraftPolicy:
         """
         counts = [0] * len(proposals)
         times = self._timer.times()
-        if not times.step_s:
+        if not times.step_s or (self._price is not None and not self._price.allows_drafts):
             return counts
         step_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
         limit_s = FILLED * self._objective_s
@@ -94,18 +96,35 @@ class DraftPolicy:
         chances.sort(reverse=True)
         # With each number of drafts.
         num_tokens = [*accumulate((chance for chance, _ in chances), initial=float(num_requests))]
-        base_s = step_s + self._lost_s()
+        token_share = 1.0 if self._price is None else self._price.token_share
         best, best_rate = 0, num_requests / step_s
         for num_drafts, extra_s in self._extras_s(num_requests, len(chances), times.request_s):
-            seconds = base_s + extra_s
+            device_s = step_s + extra_s
+            seconds = device_s if self._price is None else self._price.seconds(device_s)
             if seconds > limit_s:
                 break
-            rate = num_tokens[num_drafts] / seconds
+            rate = token_share * num_tokens[num_drafts] / seconds
             if rate > best_rate:
                 best, best_rate = num_drafts, rate
+                self._device_s, self._num_tokens = device_s, num_tokens[num_drafts]
         for _, number in chances[:best]:
             counts[number] += 1
         return counts
+
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        """Takes the time of a step, from the end of the step before.
+
+        Args:
+            seconds: None of a step without drafts, or after a pause.
+            num_tokens: sampled and accepted ones of all requests.
+        """
+        if self._price is None:
+            return
+        if seconds is None or not self._device_s:
+            self._price.rested()
+        else:
+            expected_s = self._price.uncorrected_s(self._device_s)
+            self._price.drafted(expected_s, seconds, num_tokens / self._num_tokens)
 
     def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
         """Yields numbers of drafts and the seconds that they add to a step."""

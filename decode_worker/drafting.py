@@ -51,6 +51,10 @@ class StepDrafts(ABC):
             may_grow: whether drafts may take free pages.
         """
 
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        """As DraftPolicy.timed."""
+        return
+
     @property
     def counts(self) -> tuple[Drafted, ...]:
         """By source, since the start."""
@@ -127,8 +131,10 @@ class Drafting(StepDrafts):
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
-        if self._policy is None or not self._max_drafts:
-            return self._max_drafts > 0
+        if not self._max_drafts or len(jobs) >= self._engine.max_drafted_rows:
+            return False
+        if self._policy is None:
+            return True
         proposals = self._proposals(jobs)
         return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
 
@@ -139,6 +145,10 @@ class Drafting(StepDrafts):
         for job, of_job, drafts in self._chosen(jobs):
             room = self._room(job, min(len(drafts), max(0, num_left)), num_reserved)
             num_left -= self._take(job, of_job, drafts[:room])
+
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        if self._policy is not None:
+            self._policy.timed(seconds, num_tokens)
 
     def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""

@@ -15,6 +15,7 @@ from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.model_drafting import ModelDrafting
+from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.decode_worker.pacing import StepPace
 from tandem.decode_worker.speculation import parse_speculation
 from tandem.decode_worker.step import DecodeStep
@@ -135,12 +136,12 @@ class DecodeScheduler(ForwardScheduler):
             )
         policy = None
         objective_s = self._config.itl_objective_s
-        lost_s = (lambda: self._pace.lost_s) if self._overlaps else (lambda: 0.0)
         if has_policy:
-            policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, lost_s)
-        if policy is not None and speculation.is_by_model:
-            depth = DraftDepth(self._timer, objective_s, engine.draft_costs, lost_s)
-            return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
+            price = OverlapPrice(self._timer, self._pace) if self._overlaps else None
+            policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price)
+            if speculation.is_by_model:
+                depth = DraftDepth(self._timer, objective_s, engine.draft_costs, price)
+                return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
         return Drafting(source, engine, self._cache, policy, self._shared_outputs)
 
     @property
@@ -255,7 +256,7 @@ class DecodeScheduler(ForwardScheduler):
         self._pace.launching()
         idle_since = self._idle_since if self._in_flight is None else None
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
-        if idle_since is not None and self._overlaps:
+        if idle_since is not None and self._overlaps and self._drafting is not None:
             step.idle_s = self._clock() - idle_since
         self._launches.collect_all_but(1)
         # Grammars depend on the tokens just collected.
@@ -495,13 +496,17 @@ class DecodeScheduler(ForwardScheduler):
         jobs = []
         finished: list[tuple[DecodeJob, str]] = []
         going_on = step.collect()
-        self._idle_since = self._clock()
+        known_before, self._idle_since = self._idle_since, self._clock()
         new_jobs = set(step.new_jobs)
         if self._drafting is not None:
-            for job, num_accepted in step.num_accepted.items():
-                self._drafting.checked(job, num_accepted)
+            for job, num_right in step.num_accepted.items():
+                self._drafting.checked(job, num_right)
+            num_accepted = sum(step.num_accepted.values())
+            is_timed = known_before is not None and step.num_drafted > 0
+            seconds = self._idle_since - (known_before or 0.0) if is_timed else None
+            self._drafting.timed(seconds, len(step.jobs) + num_accepted)
             # The launch counted all drafts.
-            self._engine.counters.output_tokens_computed -= step.num_drafted - sum(step.num_accepted.values())
+            self._engine.counters.output_tokens_computed -= step.num_drafted - num_accepted
         self._timer.step_ended(idle_s=step.idle_s)
         self._recorder.look()
         for job in going_on:

@@ -25,7 +25,7 @@ def with_drafter(
         ValueError: the drafter cannot be found, or has no safetensors weights.
     """
     source, _, name = config.speculation.partition(":")
-    if not parse_speculation(config.speculation).is_by_model or not name:
+    if not name or not parse_speculation(config.speculation).is_by_model:
         return config
     if source == "draft":
         directory = resolve_model(name, load_format, on_progress=on_progress, held=held)

@@ -88,6 +88,7 @@ class Engine(EngineBase):
         self._graphs = graphs
         self._prefill_graphs = prefill_graphs
         self._mixed_graphs = mixed_graphs
+        # None if sequences have no drafts, or there are no graphs at all.
         self._draft_graphs = draft_graphs
         self._mixed_steps = mixed_steps and attention.computes_mixed
         self._mixed_sizes = mixed_graphs.sizes if mixed_graphs is not None and self._mixed_steps else None
@@ -175,8 +176,8 @@ class Engine(EngineBase):
 
     def graph_of(self, batch: Batch, num_fed: int) -> GraphSize:
         """Returns the size of the graph that runs the batch. Args: num_fed: rows of the output that feeds it."""
-        if batch.num_drafts:
-            return NO_GRAPH if self._draft_graphs is None else self._draft_graphs.size_of(batch)
+        if self._draft_graphs is not None and batch.num_drafts:
+            return self._draft_graphs.size_of(batch)
         graphs = {"decode": self._graphs, "prefill": self._prefill_graphs, "mixed": self._mixed_graphs}[batch.mode]
         return NO_GRAPH if graphs is None else graphs.size_of(batch, num_fed)
 
@@ -232,8 +233,8 @@ class Engine(EngineBase):
     def _run_graph(self, batch: Batch, fed_ids: torch.Tensor | None) -> Launched | None:
         output: GraphOutput | None = None
         sequences: Sequence[SampledRow] = batch.sequences
-        if batch.num_drafts:
-            output = None if self._draft_graphs is None else self._draft_graphs.run(batch)
+        if self._draft_graphs is not None and batch.num_drafts:
+            output = self._draft_graphs.run(batch)
             sequences = batch.sampled_rows()
         elif batch.mode == "decode" and self._graphs is not None:
             output = self._graphs.run(batch, fed_ids)

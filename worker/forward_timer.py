@@ -234,6 +234,11 @@ class ForwardTimer:
         return max(self._prompt_tokens_per_step, default=0)
 
     @property
+    def share_with_prompts(self) -> float:
+        """Share of recent decode steps with prompts before or in them; 0 if there were none."""
+        return sum(overrun > 0.0 for overrun in self._overruns) / max(1, len(self._overruns))
+
+    @property
     def fitted(self) -> FittedTimes:
         """Current times."""
         *linear, expert_s = (*self._fit.factors, 0.0) if self._expert_fit is None else self._expert_fit.factors

@@ -215,11 +215,7 @@ class ClusterConfig(ClusterOptions):
                 "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
                 "share_cache_between_keys out",
             )
-            require(
-                self._speculation == self.speculation,
-                "speculation_shared is for workers that draft: auto does not on GPUs, nor with several ranks",
-            )
-        if self.speculation not in (NO_SPECULATION, AUTO_SPECULATION):
+        if self._speculation != NO_SPECULATION:
             require(
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
@@ -252,9 +248,9 @@ class ClusterConfig(ClusterOptions):
 
     @property
     def _speculation(self) -> str:
-        """auto drafts nothing where decode steps may compute one row a sequence only."""
-        drafts = self.device == "cpu" and self.max_degree == 1
-        return self.speculation if drafts or self.speculation != AUTO_SPECULATION else NO_SPECULATION
+        """The option, or its default."""
+        default = AUTO_SPECULATION if self.device == "cpu" and self.max_degree == 1 else NO_SPECULATION
+        return self.speculation or default
 
     @property
     def adapter_paths(self) -> list[tuple[str, str]]:
@@ -428,7 +424,7 @@ class ClusterConfig(ClusterOptions):
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
                 # Of all roles: prefills write the drafter's pages too.
-                "drafter": self.speculation if parse_speculation(self.speculation).is_by_model else "",
+                "drafter": self._speculation if parse_speculation(self._speculation).is_by_model else "",
             },
         )
 

@@ -1,10 +1,14 @@
 """Drafts by acceptance and step times, on a clock that follows a cost model."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from tandem.decode_worker.draft_policy import MAX_DRAFTS, START, DraftPolicy
+from tandem.decode_worker.overlap_price import PROMPT_SHARE, OverlapPrice
+from tandem.decode_worker.pacing import StepPace
 from tandem.engine.draft_costs import DraftCosts
-from tandem.worker.forward_timer import INTERVAL_S, ForwardTimer
+from tandem.worker.forward_timer import INTERVAL_S, NUM_OVERRUNS, ForwardTimer
 from tests.fakes.clock import FakeClock
 
 STEP_S = 0.025
@@ -124,20 +128,88 @@ def test_a_source_that_is_wrong_takes_nothing_from_another() -> None:
     assert policy.usual_acceptance("shared") < 0.2 < policy.usual_acceptance(SOURCE) == START
 
 
-def test_lost_overlap_is_part_of_the_price() -> None:
+class Pace(StepPace):
+    """Attributes: host_s: reported as lost."""
+
+    host_s = 0.0
+
+    @property
+    def lost_s(self) -> float:
+        return self.host_s
+
+
+@pytest.fixture
+def overlapping() -> Iterator[tuple[Device, Pace]]:
+    """A device whose steps overlap unless they have drafts."""
     device = Device(ROW_S[0])
     device.measure()
     device.clock.advance(INTERVAL_S)
-    lost_s = 0.0
-    device.policy = DraftPolicy(device.timer, 0.0, lost_s=lambda: lost_s)
+    pace = Pace(device.clock)
+    device.policy = DraftPolicy(device.timer, 0.0, price=OverlapPrice(device.timer, pace))
+    yield device, pace
+
+
+def test_lost_overlap_is_part_of_the_price(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
     assert device.choose([0.5], 1)[0] > 1
-    # 4 % of a step for 3 % more tokens, then 20 % for nearly twice as many.
-    lost_s = 0.04 * STEP_S
+    # 4 % of a step, beside the caution, for 3 % more tokens, then 20 % for nearly twice as many.
+    pace.host_s = 0.04 * STEP_S
     assert device.choose([0.03], 1) == [0]
-    lost_s = 0.2 * STEP_S
+    pace.host_s = 0.2 * STEP_S
     assert device.choose([0.5], 1)[0] > 2
-    lost_s = STEP_S
+    pace.host_s = STEP_S
     assert device.choose([0.5], 1) == [0]
+
+
+def test_drafts_that_lose_time_end_and_are_tried_again(overlapping: tuple[Device, Pace]) -> None:
+    device, _ = overlapping
+    num_drafted = 0
+    while device.choose([0.5], 1)[0]:
+        # More than twice the expected time: outliers count no more than that.
+        device.policy.timed(5 * STEP_S, 2)
+        num_drafted += 1
+    assert 2 <= num_drafted <= 8
+    num_rested = 0
+    while not device.choose([0.5], 1)[0]:
+        device.policy.timed(None, 1)
+        num_rested += 1
+    assert 1 <= num_rested <= 1000
+    # Once they take what is expected, they go on.
+    for _ in range(50):
+        assert device.choose([0.5], 1)[0]
+        device.policy.timed(1.1 * STEP_S, 2)
+
+
+def test_drafts_that_are_accepted_less_than_expected_end(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    pace.host_s = 0.5 * STEP_S
+    num_drafted = 0
+    while device.choose([0.5], 1)[0]:
+        device.policy.timed(1.5 * STEP_S, 1)
+        num_drafted += 1
+    assert 2 <= num_drafted <= 20
+
+
+def test_no_drafts_while_prompts_join_many_steps(overlapping: tuple[Device, Pace]) -> None:
+    device, _ = overlapping
+
+    def run(num_steps: int, *, with_prompt: bool) -> None:
+        for _ in range(num_steps):
+            if with_prompt:
+                device.timer.prompts_launched(device.clock.now, 100, 100)
+            device.timer.step_launched(1, CONTEXT, is_mixed=with_prompt)
+            device.clock.advance(STEP_S)
+            device.timer.step_ended()
+            if with_prompt:
+                device.timer.prompts_ended(is_mixed=True)
+
+    assert device.timer.share_with_prompts == 0.0
+    run(1, with_prompt=True)
+    assert 0.0 < device.timer.share_with_prompts < PROMPT_SHARE and device.choose([1.0], 1)[0]
+    run(2, with_prompt=True)
+    assert device.choose([1.0], 1) == [0]
+    run(NUM_OVERRUNS, with_prompt=False)
+    assert device.choose([1.0], 1)[0]
 
 
 def test_drafts_fill_the_measured_sizes() -> None:
@@ -152,11 +224,9 @@ def test_drafts_fill_the_measured_sizes() -> None:
     assert device.choose([0.05], 1) == [1]
 
 
-def test_unknown_tokens_must_be_right_first() -> None:
-    device = Device(ROW_S[0])
-    device.measure()
-    device.clock.advance(INTERVAL_S)
-    device.policy = DraftPolicy(device.timer, 0.0, lost_s=lambda: 0.3 * STEP_S)
+def test_unknown_tokens_must_be_right_first(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    pace.host_s = 0.25 * STEP_S
     proposals, context = [(0.4, MAX_DRAFTS)], CONTEXT
     assert device.policy.choose(proposals, 1, context)[0] > 0
     assert device.policy.choose(proposals, 1, context, num_unknown=1) == [0]

@@ -181,8 +181,12 @@ def test_drafts_are_no_more_than_the_engine_computes(source: str) -> None:
     jobs = Jobs(source, engine, 40)
     for _ in range(3):
         jobs.add(9)
+    assert jobs.drafting.awaits_tokens(jobs.running)
     assert [len(drafts) for drafts in jobs.draft()] == [4, 2, 0]
-    engine.max_drafts = 0
+    # No step waits for tokens if it has no drafts anyway.
+    engine.max_drafted_rows = 3
+    assert not jobs.drafting.awaits_tokens(jobs.running)
+    engine.max_drafts, engine.max_drafted_rows = 0, 9
     jobs = Jobs(source, engine, 40)
     jobs.add(9)
-    assert jobs.draft() == [()]
+    assert jobs.draft() == [()] and not jobs.drafting.awaits_tokens(jobs.running)

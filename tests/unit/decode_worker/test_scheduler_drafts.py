@@ -8,9 +8,13 @@ import pytest
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker.config import AUTO_SPECULATION, DecodeConfig
 from tandem.decode_worker.drafting import Drafting
+from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.decode_worker.pacing import StepPace
 from tandem.messages import Finished, FirstToken, ForwardTimes, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
+from tandem.worker.forward_timer import ForwardTimer
+from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.scripted_drafter import ScriptedDrafter, scripted
 from tests.fakes.workers import WorkerPair
@@ -32,6 +36,21 @@ def wrong(token_ids: Sequence[int], most: int) -> Sequence[int]:
     return [1] * most
 
 
+class Price(OverlapPrice):
+    """A given price, whatever steps take on the test's clock, which stands still."""
+
+    def __init__(self, timer: ForwardTimer, lost_s: float) -> None:
+        super().__init__(timer, StepPace(FakeClock()))
+        self._lost_s = lost_s
+
+    @property
+    def allows_drafts(self) -> bool:
+        return True
+
+    def seconds(self, device_s: float) -> float:
+        return device_s + self._lost_s
+
+
 class Speculating:
     """A request on an asynchronous engine with drafts by a script and the policy of `auto`."""
 
@@ -43,7 +62,7 @@ class Speculating:
         assert isinstance(scheduler._drafting, Drafting)
         if scheduler._drafting._policy is not None:
             scheduler._drafting._drafter = ScriptedDrafter
-            scheduler._drafting._policy._lost_s = lambda: lost_s
+            scheduler._drafting._policy._price = Price(scheduler._timer, lost_s)
         scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
         # Steps in flight when one runs, and each step's rows.
         self.in_flight: list[int] = []
@@ -136,6 +155,8 @@ def test_random_drafts_beside_prompts_change_no_token(seed: int, min_mixed: int)
     scheduler = worker.scheduler._decode
     assert isinstance(scheduler._drafting, Drafting)
     scheduler._drafting._drafter = ScriptedDrafter
+    assert scheduler._drafting._policy is not None
+    scheduler._drafting._policy._price = Price(scheduler._timer, 0.0)
     scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
     waiting = list(prompts)
     with scripted(guess, FEW_DRAFTS):

@@ -88,8 +88,8 @@ from tandem.worker.config import WorkerConfig
             "^speculation_shared drafts from the outputs of one API key only",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, api_keys=("one",), speculation_shared=True),
-            "^speculation_shared is for workers that draft: auto does not on GPUs, nor with several ranks$",
+            lambda: ClusterConfig("m", tp=2, speculation="auto"),
+            "^speculation auto is for workers of one rank: leave it out, or tp$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
@@ -164,7 +164,7 @@ def test_an_engine_knows_its_largest_forwards(role: Role, chunk: int, batch: int
     assert (engine.max_chunk_tokens, engine.max_batch_size, engine.cuda_graph_max_bs) == (chunk, batch, graph)
     assert engine.max_model_len == 500 and engine.max_drafts == MAX_DRAFTS
     assert replace(config, speculation="off").engine("m").max_drafts == 0
-    assert replace(config, speculation="ngram", device="cuda").engine("m").max_drafts == MAX_DRAFTS
+    assert replace(config, speculation="auto", device="cuda").engine("m").max_drafts == MAX_DRAFTS
 
 
 @pytest.mark.parametrize(
@@ -302,12 +302,12 @@ def test_ranks_share_gpus(workers_per_gpu: int, num_ranks: int, num_gpus: int, e
     assert (config.num_gpus, config.gpus_of("decode")) == (num_gpus, each)
 
 
-def test_speculation_is_automatic_where_decode_steps_compute_several_rows_of_a_sequence() -> None:
+def test_speculation_is_automatic_on_cpus_with_one_rank_a_worker() -> None:
     def of_decode(**options: Any) -> tuple[str, bool]:
         config = ClusterConfig("m", **options)
         plan = config.worker("w", "decode", config.engine("m"), 100)
         return plan.decode.speculation, plan.worker.engine.max_drafts > 0
 
-    assert of_decode() == of_decode(speculation="auto") == ("auto", True)
+    assert of_decode() == of_decode(speculation="auto", device="cuda") == ("auto", True)
     assert of_decode(speculation="ngram") == ("ngram", True)
     assert of_decode(tp=2) == of_decode(device="cuda") == of_decode(speculation="off") == ("off", False)
