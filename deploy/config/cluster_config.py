@@ -221,8 +221,8 @@ class ClusterConfig(ClusterOptions):
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
         require(
-            self.speculation != "mtp" or self.device == "cpu",
-            "speculation mtp is for device cpu, because it has not run right on a GPU yet: leave it out",
+            self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
+            f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: leave it out",
         )
         # Their constructors check more.
         self.router("unresolved", self.model, 1)

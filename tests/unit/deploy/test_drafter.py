@@ -50,7 +50,8 @@ def test_several_ranks_are_refused() -> None:
         ClusterConfig("m", tp=2, speculation="mtp")
 
 
-def test_mtp_is_refused_on_gpus() -> None:
-    with pytest.raises(ValueError, match=r"^speculation mtp is for device cpu, because it has not run right on a GPU"):
-        ClusterConfig("m", device="cuda", speculation="mtp")
-    assert ClusterConfig("m", device="cuda", speculation="draft:m").engine("/m").drafter == "draft:m"
+@pytest.mark.parametrize("speculation", ["draft:m", "eagle:.", "mtp"])
+def test_gpus_are_refused(speculation: str) -> None:
+    with pytest.raises(ValueError, match=f"^speculation {speculation} is for device cpu, because drafts by a model"):
+        ClusterConfig("m", device="cuda", speculation=speculation)
+    assert ClusterConfig("m", device="cuda", speculation="ngram").engine("/m").drafter == ""
