@@ -222,7 +222,8 @@ class ClusterConfig(ClusterOptions):
             )
         require(
             self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
-            f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: leave it out",
+            f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: "
+            "leave it out",
         )
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
