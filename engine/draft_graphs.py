@@ -106,7 +106,7 @@ class DraftGraphs:
             graph.attention.plan(())
             ids = np.arange(size, dtype=np.int64) % self._model.config.vocab_size
             Packed(np.concatenate((ids, staged_rows(0, 0)))).copy_to(graph.staged)
-            times_s[size] = shortest_s(graph.graph)
+            times_s[size] = shortest_s(graph.graph.replay)
         return times_s
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
