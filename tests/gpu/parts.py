@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "scenarios/test_overlap.py",
         "scenarios/test_quantized_pages.py",
     ),
-    "speculation": ("scenarios/test_speculation.py",),
+    "speculation": ("scenarios/test_model_drafts.py", "scenarios/test_speculation.py"),
     "pressure-flashinfer": (f"{_PRESSURE}[flashinfer-apart]", f"{_PRESSURE}[flashinfer-mixed]"),
     "pressure-triton": (f"{_PRESSURE}[triton-apart]", f"{_PRESSURE}[triton-mixed]"),
     "cluster": ("engine/kvcache", "kvtransfer", "pagestore", "test_cluster.py"),
