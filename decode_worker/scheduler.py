@@ -176,6 +176,8 @@ class DecodeScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+                if self._shared_outputs is not None:
+                    self._shared_outputs.drop()
             elif isinstance(event.message, NamespaceOwners) and self._shared_outputs is not None:
                 self._shared_outputs.set_owners(event.message.owners)
         elif isinstance(event, RouterLost):
