@@ -84,17 +84,23 @@ class Oracle:
             logits = self._model(torch.tensor([[*prompt_ids, *output_ids]])).logits[0]
         return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
 
-    def sample(self, prompt_ids: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
-        """Return output ids by our sampler from transformers' logits; `params` as in SamplingParams."""
+    def confirms_sampled(self, prompt_ids: Sequence[int], output_ids: Sequence[int], **params: Any) -> bool:
+        """Return whether our sampler draws an output from transformers' logits, in one forward pass.
+
+        Args:
+            params: as in SamplingParams.
+        """
         from tandem.engine.sampler import sample
         from tandem.engine.token_sequence import TokenSequence
 
-        sampling = SamplingParams(max_tokens, **params)
+        rows = self.logits([*prompt_ids, *output_ids])[len(prompt_ids) - 1 : -1]
+        sampling = SamplingParams(len(output_ids), **params)
         sequence = TokenSequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
-        for _ in range(max_tokens):
-            logits = self.logits(sequence.token_ids)[-1:]
-            sequence.token_ids.append(int(sample(logits, [sequence]).token_ids))
-        return sequence.token_ids[len(prompt_ids) :]
+        for row, token_id in zip(rows, output_ids, strict=True):
+            if int(sample(row[None], [sequence]).token_ids) != token_id:
+                return False
+            sequence.token_ids.append(token_id)
+        return True
 
     def logits(self, token_ids: Sequence[int]) -> Any:
         """Return float32 [len(token_ids), vocab_size]."""
@@ -331,6 +337,10 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_oracle(tiny_model_dir: Path) -> Oracle:
+    import torch
+
+    # Several threads would contend with the workers.
+    torch.set_num_threads(1)
     return Oracle(tiny_model_dir)
 
 
