@@ -44,7 +44,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "q_lora_rank": 40,
         "first_k_dense_replace": 1,
-        "first_k_dense_replace": 1,
         "n_group": 4,
         "topk_group": 2,
         "index_n_heads": 12,
