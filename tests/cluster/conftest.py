@@ -270,6 +270,11 @@ GROUPS = (
 STEMS = [stem for group in GROUPS for stem in group]
 
 
+def pytest_configure() -> None:
+    # Read when torch is imported: an oracle's threads would contend with the workers.
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: STEMS.index(item.path.stem) if item.path.stem in STEMS else len(STEMS))
 
@@ -337,10 +342,6 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_oracle(tiny_model_dir: Path) -> Oracle:
-    import torch
-
-    # Several threads would contend with the workers.
-    torch.set_num_threads(1)
     return Oracle(tiny_model_dir)
 
 
