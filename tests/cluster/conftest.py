@@ -22,6 +22,7 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.inside import open_inside
+from tests.conftest import Certificates
 
 VOCAB_SIZE = 300
 # Six, so that many outputs end early.
@@ -265,7 +266,7 @@ GROUPS = (
     ("test_death",),
     ("test_routers", "test_restart", "test_cached_prefixes"),
     ("test_workers", "test_moves"),
-    ("test_keys_and_tls", "test_bad_input_with_keys"),
+    ("test_internal_tls", "test_keys_and_tls", "test_bad_input_with_keys"),
 )
 STEMS = [stem for group in GROUPS for stem in group]
 
@@ -373,6 +374,16 @@ def keyed(config: ClusterConfig) -> ClusterConfig:
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
     served = clusters.get(keyed(tiny_config))
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def tiny_tls(clusters: Clusters, tiny_config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
+    """TLS for clients, who need certificates, and between the processes, which ship pages over TCP."""
+    tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
+    own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
+    served = clusters.get(replace(tiny_config, internal_tls="on", transport="tcp", **tls), own)
     yield served
     served.wait_clean()
 
