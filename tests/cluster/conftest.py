@@ -22,6 +22,7 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import worker_pb2, worker_pb2_grpc
 from tests.cluster.inside import open_inside
+from tests.conftest import Certificates
 
 VOCAB_SIZE = 300
 # Six, so that many outputs end early.
@@ -84,17 +85,23 @@ class Oracle:
             logits = self._model(torch.tensor([[*prompt_ids, *output_ids]])).logits[0]
         return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
 
-    def sample(self, prompt_ids: Sequence[int], max_tokens: int, **params: Any) -> list[int]:
-        """Return output ids by our sampler from transformers' logits; `params` as in SamplingParams."""
+    def confirms_sampled(self, prompt_ids: Sequence[int], output_ids: Sequence[int], **params: Any) -> bool:
+        """Return whether our sampler draws an output from transformers' logits, in one forward pass.
+
+        Args:
+            params: as in SamplingParams.
+        """
         from tandem.engine.sampler import sample
         from tandem.engine.token_sequence import TokenSequence
 
-        sampling = SamplingParams(max_tokens, **params)
+        rows = self.logits([*prompt_ids, *output_ids])[len(prompt_ids) - 1 : -1]
+        sampling = SamplingParams(len(output_ids), **params)
         sequence = TokenSequence(list(prompt_ids), len(prompt_ids), [], sampling=sampling)
-        for _ in range(max_tokens):
-            logits = self.logits(sequence.token_ids)[-1:]
-            sequence.token_ids.append(int(sample(logits, [sequence]).token_ids))
-        return sequence.token_ids[len(prompt_ids) :]
+        for row, token_id in zip(rows, output_ids, strict=True):
+            if int(sample(row[None], [sequence]).token_ids) != token_id:
+                return False
+            sequence.token_ids.append(token_id)
+        return True
 
     def logits(self, token_ids: Sequence[int]) -> Any:
         """Return float32 [len(token_ids), vocab_size]."""
@@ -259,9 +266,14 @@ GROUPS = (
     ("test_death",),
     ("test_routers", "test_restart", "test_cached_prefixes"),
     ("test_workers", "test_moves"),
-    ("test_keys_and_tls", "test_bad_input_with_keys"),
+    ("test_internal_tls", "test_keys_and_tls", "test_bad_input_with_keys"),
 )
 STEMS = [stem for group in GROUPS for stem in group]
+
+
+def pytest_configure() -> None:
+    # Read when torch is imported: an oracle's threads would contend with the workers.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -362,6 +374,16 @@ def keyed(config: ClusterConfig) -> ClusterConfig:
 @pytest.fixture
 def tiny_keyed(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
     served = clusters.get(keyed(tiny_config))
+    yield served
+    served.wait_clean()
+
+
+@pytest.fixture
+def tiny_tls(clusters: Clusters, tiny_config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
+    """TLS for clients, who need certificates, and between the processes, which ship pages over TCP."""
+    tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
+    own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
+    served = clusters.get(replace(tiny_config, internal_tls="on", transport="tcp", **tls), own)
     yield served
     served.wait_clean()
 

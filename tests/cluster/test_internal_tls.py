@@ -3,52 +3,44 @@
 import json
 import random
 import socket
+import ssl
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from urllib.error import HTTPError
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 import grpc
 import pytest
 
-from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.certificates import make_certificates
 from tandem.rpc.auth import cluster_metadata
 from tandem.v1 import worker_pb2, worker_pb2_grpc
-from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.inside import OPTIONS
-from tests.cluster.test_metrics import read
-from tests.cluster.wire import http
+from tests.conftest import Certificates
 
 TIMEOUT_S = 5.0
 
 
-@pytest.fixture
-def tiny_inner_tls(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    served = clusters.get(replace(tiny_config, internal_tls="on", transport="tcp"))
-    yield served
-    served.wait_clean()
-
-
-def test_tokens_match_transformers(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_tokens_match_transformers(tiny_tls: ServedCluster, tiny_oracle: Oracle) -> None:
     rng = random.Random(5)
     for num_tokens in (1, 40, 100):
         prompt = random_ids(rng, num_tokens)
-        answer = tiny_inner_tls.complete(prompt, max_tokens=16)
+        answer = tiny_tls.complete(prompt, max_tokens=16)
         assert answer.token_ids == tiny_oracle.generate(prompt, 16)
         assert answer.last.handover.pages_shipped > 0
     # Arrives with the next heartbeat.
-    shipped = wait_until(lambda: transports(tiny_inner_tls), TIMEOUT_S, "the router knows that pages were shipped")
+    shipped = wait_until(lambda: transports(tiny_tls), TIMEOUT_S, "the router knows that pages were shipped")
     assert shipped == {"tcp"}
 
 
 @pytest.mark.slow
-def test_dead_workers_return(tiny_inner_tls: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_dead_workers_return(tiny_tls: ServedCluster, tiny_oracle: Oracle) -> None:
     prompt = random_ids(random.Random(6), 60)
     for worker_id in ("decode-0", "prefill-0"):
-        pid = tiny_inner_tls.kill(worker_id)
-        wait_until(lambda pid=pid: pid not in pids(tiny_inner_tls), TIMEOUT_S, "the router has noticed")
-        tiny_inner_tls.wait_ready()
-        assert tiny_inner_tls.complete(prompt, max_tokens=16).token_ids == tiny_oracle.generate(prompt, 16)
+        pid = tiny_tls.kill(worker_id)
+        wait_until(lambda pid=pid: pid not in pids(tiny_tls), TIMEOUT_S, "the router has noticed")
+        tiny_tls.wait_ready()
+        assert tiny_tls.complete(prompt, max_tokens=16).token_ids == tiny_oracle.generate(prompt, 16)
 
 
 def transports(served: ServedCluster) -> set[str]:
@@ -74,22 +66,32 @@ def strangers(served: ServedCluster) -> dict[str, grpc.ChannelCredentials | None
     }
 
 
-def test_prometheus_scrapes_workers_through_the_router(tiny_inner_tls: ServedCluster) -> None:
-    assert {worker.metrics_address for worker in tiny_inner_tls.client.server_info().workers} == {""}
-    here = tiny_inner_tls.cluster.addresses.http
-    targets = {target["labels"]["process"]: target for target in json.loads(read(here, "/sd"))}
+def test_prometheus_scrapes_workers_through_the_router(tiny_tls: ServedCluster, certificates: Certificates) -> None:
+    assert {worker.metrics_address for worker in tiny_tls.client.server_info().workers} == {""}
+    here = tiny_tls.cluster.addresses.http
+    context = ssl.create_default_context(cafile=certificates.ca)
+    context.load_cert_chain(certificates.client_cert, certificates.client_key)
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+
+    def read(path: str) -> str:
+        with opener.open(f"https://{here}{path}", timeout=TIMEOUT_S) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    targets = {target["labels"]["process"]: target for target in json.loads(read("/sd"))}
     assert targets.keys() == {"router-0", "prefill-0", "decode-0"}
     for name in ("prefill-0", "decode-0"):
         target = targets[name]
-        assert (target["targets"], target["labels"]["__scheme__"]) == ([here], "http")
-        assert f'worker="{name}"' in read(here, target["labels"]["__metrics_path__"])
-    assert http(tiny_inner_tls, "GET", "/metrics/decode-1").status == 404
+        assert (target["targets"], target["labels"]["__scheme__"]) == ([here], "https")
+        assert f'worker="{name}"' in read(target["labels"]["__metrics_path__"])
+    with pytest.raises(HTTPError, match="404"):
+        read("/metrics/decode-1")
 
 
-def test_token_alone_opens_no_port(tiny_inner_tls: ServedCluster) -> None:
-    metadata = cluster_metadata(tiny_inner_tls.cluster.cluster_token)
-    for address in ports_inside(tiny_inner_tls).values():
-        for credentials in strangers(tiny_inner_tls).values():
+def test_token_alone_opens_no_port(tiny_tls: ServedCluster) -> None:
+    metadata = cluster_metadata(tiny_tls.cluster.cluster_token)
+    for address in ports_inside(tiny_tls).values():
+        for credentials in strangers(tiny_tls).values():
             began = time.monotonic()
             with (
                 grpc.secure_channel(address, credentials, OPTIONS)
@@ -103,16 +105,16 @@ def test_token_alone_opens_no_port(tiny_inner_tls: ServedCluster) -> None:
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
             assert time.monotonic() - began < TIMEOUT_S / 2
     # Certificate and token together are admitted.
-    assert tiny_inner_tls.integrity().keys() == {"prefill-0", "decode-0"}
+    assert tiny_tls.integrity().keys() == {"prefill-0", "decode-0"}
 
 
 @pytest.mark.slow
-def test_silent_connections_are_closed(tiny_inner_tls: ServedCluster) -> None:
+def test_silent_connections_are_closed(tiny_tls: ServedCluster) -> None:
     silent = []
-    for address in ports_inside(tiny_inner_tls).values():
+    for address in ports_inside(tiny_tls).values():
         host, port = address.split(":")
         silent += [socket.create_connection((host, int(port)), 15.0) for _ in range(20)]
-    assert tiny_inner_tls.complete([5, 6, 7], max_tokens=4).token_ids
+    assert tiny_tls.complete([5, 6, 7], max_tokens=4).token_ids
     for connection in silent:
         with connection:
             assert connection.recv(1) == b""

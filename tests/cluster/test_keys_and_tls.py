@@ -1,7 +1,7 @@
 """API keys on everything but health, TLS and client certificates on both ports, the cluster token."""
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,6 @@ def assert_plain_is_refused(addresses: ClientAddresses | RouterAddresses) -> Non
         client.server_info(timeout_s=TIMEOUT_S)
     with pytest.raises((URLError, ConnectionError)):
         build_opener(ProxyHandler({})).open(f"http://{addresses.http}/health", timeout=TIMEOUT_S)
-
-
-@pytest.fixture
-def tiny_tls(clusters: Clusters, tiny_config: ClusterConfig, certificates: Certificates) -> Iterator[ServedCluster]:
-    tls: dict[str, Any] = {"tls_cert": certificates.cert, "tls_key": certificates.key, "tls_client_ca": certificates.ca}
-    own = ClientTls(certificates.ca, certificates.client_cert, certificates.client_key)
-    served = clusters.get(replace(tiny_config, **tls), own)
-    yield served
-    served.wait_clean()
 
 
 def test_clients_with_a_certificate_are_served_on_both_ports(

@@ -1,5 +1,5 @@
-"""Pages of latents, and of index keys behind them, between workers: streams have transformers' tokens, with and without
-a cached prefix."""
+"""Pages of latents, and of index keys behind them, between four workers: streams have transformers' tokens, with and
+without a cached prefix. test_experts.py has the quick test, between two workers."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -15,20 +15,10 @@ STEM_LEN = 101
 MAX_TOKENS = 24
 
 
-@pytest.mark.parametrize(
-    ("family", "num_each", "page_size"),
-    [
-        ("deepseek_v32", 1, 16),
-        *(
-            pytest.param(family, 2, page_size, marks=pytest.mark.slow)
-            for family in ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite")
-            for page_size in (1, 16)
-        ),
-    ],
-)
-def test_greedy_tokens_behind_pages_of_latents(
-    clusters: Clusters, tmp_path: Path, family: str, num_each: int, page_size: int
-) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite"])
+def test_greedy_tokens_behind_pages_of_latents(clusters: Clusters, tmp_path: Path, family: str, page_size: int) -> None:
     directory = tmp_path / f"tiny-{family}"
     save_tiny_experts(directory, family)
     oracle = ClearOracle(directory)
@@ -41,8 +31,8 @@ def test_greedy_tokens_behind_pages_of_latents(
         num_threads=1,
         grpc_port=0,
         http_port=0,
-        num_prefill=num_each,
-        num_decode=num_each,
+        num_prefill=2,
+        num_decode=2,
         num_both=0,
     )
     served = clusters.get(config)
@@ -57,8 +47,4 @@ def test_greedy_tokens_behind_pages_of_latents(
     answers.append(served.complete(prompts[-1], max_tokens=MAX_TOKENS))
     for prompt, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == oracle.generate(prompt, MAX_TOKENS)
-    handover = answers[-1].last.handover
-    if num_each == 1:
-        whole_pages = STEM_LEN // page_size * page_size
-        assert handover.prefill_cached_tokens == handover.decode_cached_tokens == whole_pages
     served.wait_clean()

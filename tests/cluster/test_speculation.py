@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.engine.sampler import sample
-from tandem.engine.token_sequence import TokenSequence
 from tandem.key_file import KeyFile
 from tandem.messages import Finished, FirstToken, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
@@ -65,18 +62,6 @@ def drafted(reports: dict[str, IntegrityReport]) -> tuple[int, int]:
     return sum(one.num_tokens for one in of_all), sum(one.num_accepted for one in of_all)
 
 
-def confirm(oracle: Oracle, prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
-    """Samples each token of an output again, from logits of one forward pass of transformers."""
-    logits = oracle.logits([*prompt_ids, *output_ids])[len(prompt_ids) - 1 : -1]
-    params = SamplingParams(len(output_ids), **sampling)
-    sequence = TokenSequence([*prompt_ids], len(prompt_ids), [], sampling=params)
-    for row, token_id in zip(logits, output_ids, strict=True):
-        if int(sample(row[None], [sequence]).token_ids) != token_id:
-            return False
-        sequence.token_ids.append(token_id)
-    return True
-
-
 def check(served: ServedCluster, victim: str, prompts: Sequence[list[int]], confirms: Confirm) -> None:
     requests = [(prompt, {"seed": 2**40 + i, **SAMPLING[i % len(SAMPLING)]}) for i, prompt in enumerate(prompts)]
     wait_whole(served)
@@ -106,7 +91,11 @@ def test_tokens_are_those_of_transformers(
     rng = random.Random(1)
     prompts = [(random_ids(rng, rng.randint(3, 9)) * 8)[:40] for _ in range(6)]
     config = [*layouts(tiny_config)][layout]
-    check(clusters.get(config), VICTIMS[layout], prompts, partial(confirm, tiny_oracle))
+
+    def confirms(prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
+        return tiny_oracle.confirms_sampled(prompt_ids, output_ids, **sampling)
+
+    check(clusters.get(config), VICTIMS[layout], prompts, confirms)
 
 
 def test_moved_streams_have_the_tokens_of_transformers(
@@ -132,7 +121,7 @@ def test_moved_streams_have_the_tokens_of_transformers(
     assert num_moved(streams) > 0
     for (prompt, sampling), answer in zip(requests, answers, strict=True):
         assert len(answer.token_ids) == MOVED_TOKENS
-        assert confirm(tiny_oracle, prompt, sampling, answer.token_ids), sampling
+        assert tiny_oracle.confirms_sampled(prompt, answer.token_ids, **sampling), sampling
     num_drafted, num_accepted = drafted(served.integrity())
     assert num_drafted > num_accepted > 0
     served.wait_clean()

@@ -38,9 +38,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "q_lora_rank": None, "first_k_dense_replace": 1},
     "deepseek_v3": {**_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
-    # Prompts are longer than what a query attends to.
+    # Prompts are longer than what a query attends to. Two layers have experts.
     "deepseek_v32": {
         **_LATENT,
+        "num_hidden_layers": 3,
         "q_lora_rank": 40,
         "first_k_dense_replace": 1,
         "n_group": 4,
@@ -56,7 +57,7 @@ MIN_MARGIN = 1e-4
 
 
 def save_tiny_experts(directory: Path, family: str) -> None:
-    """Save two layers of random weights in float32, and a tokenizer."""
+    """Save some layers of random weights in float32, and a tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -65,12 +66,11 @@ def save_tiny_experts(directory: Path, family: str) -> None:
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=112,
-        num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=MAX_MODEL_LEN,
         bos_token_id=None,
         eos_token_id=EOS_TOKEN_IDS,
-        **{"num_key_value_heads": 2, **FAMILIES[family]},
+        **{"num_hidden_layers": 2, "num_key_value_heads": 2, **FAMILIES[family]},
     )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
