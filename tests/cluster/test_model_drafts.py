@@ -10,7 +10,7 @@ from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
 from tests.cluster.faults import LiveStream, wait_whole
 from tests.cluster.test_moves import busiest_worker, leaving, num_moved, wait_linked
-from tests.cluster.test_speculation import confirm, drafted
+from tests.cluster.test_speculation import drafted
 
 MAX_TOKENS = 24
 # Enough to be running when the worker leaves.
@@ -45,7 +45,7 @@ def test_drafts_are_right_behind_handovers_prefixes_and_restarts(
         answers = [stream.finish() for stream in streams]
         for prompt, sampling, answer in zip(prompts, samplings, answers, strict=True):
             assert len(answer.token_ids) == MAX_TOKENS
-            assert confirm(tiny_oracle, prompt, sampling, answer.token_ids), sampling
+            assert tiny_oracle.confirms_sampled(prompt, answer.token_ids, **sampling), sampling
         check_accepted(served)
         # The next turn's prompts have cached prefixes on both workers.
         prompts = [[*p, *a.token_ids, *random_ids(rng, 5)] for p, a in zip(prompts, answers, strict=True)]
@@ -53,7 +53,7 @@ def test_drafts_are_right_behind_handovers_prefixes_and_restarts(
     assert stream.wait_tokens(3)
     served.kill("decode-0")
     answer = stream.finish()
-    assert confirm(tiny_oracle, prompts[0], {}, answer.token_ids)
+    assert tiny_oracle.confirms_sampled(prompts[0], answer.token_ids)
     wait_whole(served)
     check_accepted(served)
     served.wait_clean()
@@ -74,6 +74,6 @@ def test_drafts_are_right_behind_a_move(clusters: Clusters, tiny_config: Cluster
         answers = [stream.finish() for stream in streams]
     assert num_moved(streams) > 0
     for (prompt, sampling), answer in zip(requests, answers, strict=True):
-        assert confirm(tiny_oracle, prompt, sampling, answer.token_ids), sampling
+        assert tiny_oracle.confirms_sampled(prompt, answer.token_ids, **sampling), sampling
     check_accepted(served)
     served.wait_clean()
