@@ -141,7 +141,7 @@ class Run:
         decode = DecodeConfig(batch_size, speculation=speculation, overlap=overlap)
         worker = LocalWorker(engine, PrefillConfig(8192), decode, self._take)
         scheduler = worker.scheduler._decode
-        if scheduler._drafting is not None:
+        if isinstance(scheduler._drafting, drafting.Drafting):
             scheduler._drafting._drafter = Guesses
         names = [f"r{number}" for number in range(batch_size)]
         for name in names:
@@ -226,7 +226,7 @@ class Arrivals:
         rng, vocab_size = random.Random(2), engine.model.config.vocab_size
         worker = LocalWorker(engine, PrefillConfig(8192), DecodeConfig(128, speculation=speculation), self._take)
         scheduler = worker.scheduler._decode
-        if scheduler._drafting is not None:
+        if isinstance(scheduler._drafting, drafting.Drafting):
             scheduler._drafting._drafter = Guesses
         names = [f"{STREAM}{number}" for number in range(NUM_STREAMS)]
         for name in names:

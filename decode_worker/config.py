@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tandem.config import require, require_positive
 from tandem.decode_worker.drafters.table import DRAFTERS
-from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION, parse_speculation
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION, model_sources, parse_speculation
 from tandem.options import option
 
 
@@ -13,8 +13,9 @@ class DecodeOptions:
     speculation: str = option(
         "",
         "source of drafts, which a decode step checks at once; ngram: earlier parts of the request's own tokens; auto: "
-        "those of ngram that are expected to gain time",
-        choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names),
+        "those of ngram that are expected to gain time; draft: a small model; eagle: an EAGLE-3 head; mtp: the model's "
+        "own layer for further tokens",
+        choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names, *model_sources()),
         takes_path=True,
         shown="auto on CPUs with one rank a worker, else off",
         detail=" ([speculation.md](speculation.md))",

@@ -1,6 +1,7 @@
 """Speculation: drafts of a decode step's requests, and their counts."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -23,8 +24,91 @@ MAX_GRAMMAR_CPU_S = 0.01
 Proposal: TypeAlias = tuple[DecodeJob, JobDrafts, Sequence[int]]
 
 
-class Drafting:
-    """Gives the jobs of a step drafts."""
+class StepDrafts(ABC):
+    """Gives the jobs of a step drafts, within their pages and grammars, and counts them by source."""
+
+    def __init__(self, source: str, engine: EngineBase, cache: CacheManager) -> None:
+        """Args: source: the usual one, counted from the start."""
+        self._source = source
+        self._engine = engine
+        self._cache = cache
+        self._counts = {source: DraftCounts()}
+        self._grammar_cpu_s = 0.0
+
+    @abstractmethod
+    def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
+        """Returns whether a step waits for the tokens in flight, to have drafts behind them, instead of overlapping.
+
+        Args:
+            jobs: of the step. The host knows all their tokens but the last.
+        """
+
+    @abstractmethod
+    def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
+        """
+        Args:
+            jobs: of the step, each with a page for its next token. The host knows all their tokens.
+            may_grow: whether drafts may take free pages.
+        """
+
+    def timed(self, seconds: float | None, num_tokens: int) -> None:
+        """As DraftPolicy.timed."""
+        return
+
+    @property
+    def counts(self) -> tuple[Drafted, ...]:
+        """By source, since the start."""
+        return tuple(counts.named(source) for source, counts in self._counts.items())
+
+    def num_reserved(self, running: Sequence[DecodeJob]) -> int:
+        """Returns the pages to leave for the next tokens of running requests. One with a spare page needs none."""
+        num_pages_for = self._cache.num_pages_for
+        return sum(len(job.handle.page_ids) <= num_pages_for(len(job.sequence.token_ids)) for job in running)
+
+    def checked(self, job: DecodeJob, num_accepted: int) -> None:
+        """Counts a job's drafts of a step. Called before its next drafts are proposed."""
+        assert job.drafts is not None
+        self._counts[job.drafts.source].checked(num_accepted)
+
+    def _room(self, job: DecodeJob, num_drafts: int, num_reserved: int | None) -> int:
+        """Returns how many drafts the job has pages for. Args: num_reserved: None: it gets no more pages."""
+        num_cached = job.sequence.cached_len
+        room = len(job.handle.page_ids) * self._cache.page_size
+        if num_reserved is not None and num_cached + 1 + num_drafts > room:
+            room = self._cache.grow_into_free_pages(job.handle, num_cached + 1 + num_drafts, num_reserved=num_reserved)
+        return min(num_drafts, room - num_cached - 1)
+
+    def _take(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> int:
+        """Gives the job its drafts of the next step, as far as its grammar allows them, and returns their number."""
+        if drafts and job.sequence.constraint is not None:
+            drafts = self._within_grammar(job, of_job, drafts)
+        if drafts:
+            job.sequence.draft_ids = drafts
+            self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
+        return len(drafts)
+
+    def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
+        """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""
+        stops = job.sequence.stop_token_ids
+        return next((drafts[:place] for place, draft in enumerate(drafts) if draft in stops), drafts)
+
+    def _within_grammar(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> Sequence[int]:
+        if self._grammar_cpu_s > MAX_GRAMMAR_CPU_S:
+            return ()
+        began = time.thread_time()
+        sequence = job.sequence
+        if of_job.matcher is None:
+            of_job.matcher = self._engine.draft_matcher(sequence.sampling.grammar, job.client)
+            if of_job.matcher is None:
+                return ()
+        outputs = sequence.token_ids[sequence.prompt_len :]
+        sequence.draft_masks = of_job.matcher.check(outputs, drafts, sequence.sampling.stop_token_ids)
+        self._grammar_cpu_s += time.thread_time() - began
+        return drafts[: len(sequence.draft_masks)]
+
+
+class Drafting(StepDrafts):
+    """Proposes tokens by lookup, or by a drafter of the user's own."""
 
     def __init__(
         self,
@@ -40,32 +124,13 @@ class Drafting:
             policy: None to compute all drafts, up to MAX_DRAFTS.
             shared: outputs of other requests for lookup, with source "ngram"; None: requests learn nothing of others.
         """
-        self._source = source
+        super().__init__(source, engine, cache)
         self._drafter = DRAFTERS.load(source)
-        self._engine = engine
-        self._cache = cache
         self._policy = policy
         self._shared = shared
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
-        self._counts = {source: DraftCounts()}
-        self._grammar_cpu_s = 0.0
-
-    @property
-    def counts(self) -> tuple[Drafted, ...]:
-        """By source, since the start."""
-        return tuple(counts.named(source) for source, counts in self._counts.items())
-
-    def num_reserved(self, running: Sequence[DecodeJob]) -> int:
-        """Returns the pages to leave for the next tokens of running requests. One with a spare page needs none."""
-        num_pages_for = self._cache.num_pages_for
-        return sum(len(job.handle.page_ids) <= num_pages_for(len(job.sequence.token_ids)) for job in running)
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
-        """Returns whether a step waits for the tokens in flight, to have drafts behind them, instead of overlapping.
-
-        Args:
-            jobs: of the step. The host knows all their tokens but the last.
-        """
         if not self._max_drafts or len(jobs) >= self._engine.max_drafted_rows:
             return False
         if self._policy is None:
@@ -74,38 +139,16 @@ class Drafting:
         return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
 
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
-        """
-        Args:
-            jobs: of the step, each with a page for its next token. The host knows all their tokens.
-            may_grow: whether drafts may take free pages.
-        """
-        num_reserved = self.num_reserved(running)
+        num_reserved = self.num_reserved(running) if may_grow else None
         num_left = self._engine.max_drafted_rows - len(jobs)
         self._grammar_cpu_s = 0.0
         for job, of_job, drafts in self._chosen(jobs):
-            sequence = job.sequence
-            drafts = drafts[: max(0, num_left)]
-            num_tokens = sequence.cached_len + 1 + len(drafts)
-            room = len(job.handle.page_ids) * self._cache.page_size
-            if may_grow and num_tokens > room:
-                room = self._cache.grow_into_free_pages(job.handle, num_tokens, num_reserved=num_reserved)
-            drafts = drafts[: room - sequence.cached_len - 1]
-            if drafts and sequence.constraint is not None:
-                drafts = self._within_grammar(job, of_job, drafts)
-            if drafts:
-                sequence.draft_ids = drafts
-                self._counts.setdefault(of_job.source, DraftCounts()).drafted(len(drafts))
-                num_left -= len(drafts)
+            room = self._room(job, min(len(drafts), max(0, num_left)), num_reserved)
+            num_left -= self._take(job, of_job, drafts[:room])
 
     def timed(self, seconds: float | None, num_tokens: int) -> None:
-        """As DraftPolicy.timed."""
         if self._policy is not None:
             self._policy.timed(seconds, num_tokens)
-
-    def checked(self, job: DecodeJob, num_accepted: int) -> None:
-        """Counts a job's drafts of a step. Called before its next drafts are proposed."""
-        assert job.drafts is not None
-        self._counts[job.drafts.source].checked(num_accepted)
 
     def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""
@@ -148,6 +191,7 @@ class Drafting:
                 known = of_job.acceptance[source]
                 of_job.acceptance[source] = self._policy.observe(source, known, of_job.proposed, sampled)
             # A drafter of the user's own may propose more.
+            assert of_job.drafter is not None
             proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
             of_job.source = of_job.drafter.source or self._source
             if self._policy is not None:
@@ -160,22 +204,3 @@ class Drafting:
 
     def _new_drafter(self, job: DecodeJob) -> Drafter:
         return self._drafter() if self._shared is None else SharedLookup(self._shared, job.cache_namespace)
-
-    def _until_stop(self, job: DecodeJob, drafts: Sequence[int]) -> Sequence[int]:
-        """Returns the drafts before the first stop token: nothing may follow one, and the row before samples it."""
-        stops = job.sequence.stop_token_ids
-        return next((drafts[:place] for place, draft in enumerate(drafts) if draft in stops), drafts)
-
-    def _within_grammar(self, job: DecodeJob, of_job: JobDrafts, drafts: Sequence[int]) -> Sequence[int]:
-        if self._grammar_cpu_s > MAX_GRAMMAR_CPU_S:
-            return ()
-        began = time.thread_time()
-        sequence = job.sequence
-        if of_job.matcher is None:
-            of_job.matcher = self._engine.draft_matcher(sequence.sampling.grammar, job.client)
-            if of_job.matcher is None:
-                return ()
-        outputs = sequence.token_ids[sequence.prompt_len :]
-        sequence.draft_masks = of_job.matcher.check(outputs, drafts, sequence.sampling.stop_token_ids)
-        self._grammar_cpu_s += time.thread_time() - began
-        return drafts[: len(sequence.draft_masks)]

@@ -17,13 +17,14 @@ class JobDrafts:
     """What drafting keeps for one request.
 
     Attributes:
+        drafter: None if the engine's model drafts.
         acceptance: by source, the chance of a draft behind an accepted one; empty without a policy.
         source: of the last proposal.
         proposed, proposed_at: the last proposal, computed or not, and the number of tokens before it.
         matcher: None without a grammar, or before the first draft.
     """
 
-    drafter: Drafter
+    drafter: Drafter | None = None
     acceptance: dict[str, float] = field(default_factory=dict)
     source: str = ""
     proposed: Sequence[int] = ()

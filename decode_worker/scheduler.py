@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.draft_depth import DraftDepth
 from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafters.shared import SharedOutputs
-from tandem.decode_worker.drafting import Drafting
+from tandem.decode_worker.drafting import Drafting, StepDrafts
 from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
+from tandem.decode_worker.model_drafting import ModelDrafting
 from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.decode_worker.pacing import StepPace
 from tandem.decode_worker.speculation import parse_speculation
@@ -120,20 +122,26 @@ class DecodeScheduler(ForwardScheduler):
         self._num_given_back = 0
         self._growth = PageGrowth(cache, tier, config.max_batch_size, self._collect_early, self._give_back)
 
-    def _new_drafting(self) -> Drafting | None:
-        source, has_policy = parse_speculation(self._config.speculation)
-        if not source or (has_policy and not self._engine.max_drafts):
+    def _new_drafting(self) -> StepDrafts | None:
+        """Raises ValueError: the engine computes no drafts, or has no drafter, and the configuration asks for it."""
+        speculation, engine = parse_speculation(self._config.speculation), self._engine
+        source, has_policy = speculation.source, speculation.has_policy or speculation.is_by_model
+        if not source or (speculation.has_policy and not engine.max_drafts):
             return None
-        if not self._engine.max_drafts:
+        if not engine.max_drafts:
             raise ValueError(
                 f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
                 "a decode step, and this model's does not: leave it out"
             )
         policy = None
+        objective_s = self._config.itl_objective_s
         if has_policy:
             price = OverlapPrice(self._timer, self._pace) if self._overlaps else None
-            policy = DraftPolicy(self._timer, self._config.itl_objective_s, self._engine.draft_costs, price)
-        return Drafting(source, self._engine, self._cache, policy, self._shared_outputs)
+            policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price)
+            if speculation.is_by_model:
+                depth = DraftDepth(self._timer, objective_s, engine.draft_costs, price)
+                return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
+        return Drafting(source, engine, self._cache, policy, self._shared_outputs)
 
     @property
     def num_running(self) -> int:
@@ -168,6 +176,8 @@ class DecodeScheduler(ForwardScheduler):
                 self._abort(event.message.request_id, event.message.attempt)
             elif isinstance(event.message, ResetCache):
                 self._cache.drop_cached_pages()
+                if self._shared_outputs is not None:
+                    self._shared_outputs.drop()
             elif isinstance(event.message, NamespaceOwners) and self._shared_outputs is not None:
                 self._shared_outputs.set_owners(event.message.owners)
         elif isinstance(event, RouterLost):

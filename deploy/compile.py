@@ -19,6 +19,7 @@ from tandem.both_worker.local_worker import Counts, LocalWorker
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags
+from tandem.deploy.drafter import with_drafter
 from tandem.deploy.supervise.progress import StartProgress
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.stage_timer import StageTimer
@@ -49,6 +50,7 @@ def compile_kernels(config: ClusterConfig) -> int:
     try:
         _check_device(config)
         model_dir = resolve_model(config.model, "dummy")
+        config = with_drafter(config, "dummy")
         with StartProgress(console) as progress:
             for part, max_graph in (("without graphs", 0), ("with graphs", config.cuda_graph_max_bs)):
 

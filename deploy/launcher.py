@@ -17,6 +17,7 @@ from tandem.deploy.adapters import read_adapters
 from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.config.cluster_options import AUTO, OFF
+from tandem.deploy.drafter import with_drafter
 from tandem.deploy.errors import ClusterError, refusals
 from tandem.deploy.host.certificates import given_certificates, make_certificates
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts, ReservedPorts
@@ -191,6 +192,7 @@ class Cluster:
             check_num_gpus(config, self._ray)
         with refusals():
             self._on_progress("model", "looking at it")
+            config = self._config = with_drafter(config, config.load_format, self._on_model_progress, self._held)
             model_dir = resolve_model(
                 config.model,
                 config.load_format,
@@ -304,6 +306,7 @@ class Cluster:
             self._request_lines = RequestLineServer(self._on_request_line, first.request_lines_socket)
         with contextlib.suppress(ValueError, OSError):
             resolve_model(self._config.model, self._config.load_format, held=self._held)
+            self._config = with_drafter(self._config, self._config.load_format, held=self._held)
         self._has_started = saved.has_started
         self._drains_until = saved.drains_until
         self._processes.take_over(self._hosted.find_actors() if saved.has_started else {})

@@ -12,11 +12,11 @@ from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.host.ports import ClusterPorts
 from tandem.engine.attention.table import ATTENTION_BACKENDS
 from tandem.engine.config import EngineConfig
+from tandem.engine.draft_models.config import engine_page_layout
 from tandem.engine.kvcache.eviction.table import EVICTION_POLICIES
 from tandem.engine.kvcache.host_memory import available_memory_bytes
 from tandem.engine.memory_needs import check_memory
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.checks import check_degree
 from tandem.kvtransfer.transports.table import TRANSPORTS
 from tandem.pagestore.region import check_region
@@ -149,7 +149,7 @@ def plan(
 
 def _check_memory(nodes: Iterable[PoolsOfNode], engine: EngineConfig, model_config: ModelConfig) -> None:
     """Refuses weights and pools that do not fit together. Each worker alone would see all free memory of its host."""
-    layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
+    layout = engine_page_layout(engine, model_config)
     for node, num_pools, available in nodes:
         where = f"node {node}: " if node else ""
         if num_pools:
@@ -177,7 +177,7 @@ def _beside_store(
         check_region(config.store_memory_bytes, pools.available_bytes)
     except ValueError as error:
         raise ValueError(f"node {pools.node}: {error}" if pools.node else str(error)) from None
-    layout = page_layout_of(model_config, engine.page_size, engine.dtype, engine.kv_cache_dtype)
+    layout = engine_page_layout(engine, model_config)
     if config.store_memory_bytes < layout.page_bytes:
         raise ValueError(
             f"store_memory {config.store_memory} holds no page of {layout.page_bytes} bytes: use a larger store_memory"

@@ -2,6 +2,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tandem.engine.adapters.base import Adapters
 from tandem.engine.batch import Batch
@@ -13,6 +14,9 @@ from tandem.engine.launch_list import ForwardPart, LaunchList
 from tandem.engine.layers.experts.counts import ExpertCounts
 from tandem.engine.models.experts import ExpertsConfig
 from tandem.engine.output import ForwardOutput
+
+if TYPE_CHECKING:
+    from tandem.engine.draft_models.draft_maker import DraftMaker
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class EngineBase(ABC):
         max_drafts: drafts of a sequence in a decode step at most; 0: none.
         max_drafted_rows: sequences and drafts of a step with drafts together, at most.
         draft_costs: None if not measured.
+        draft_maker: None without a model that drafts.
     """
 
     experts: ExpertsConfig | None = None
@@ -45,6 +50,7 @@ class EngineBase(ABC):
     max_drafts: int = 7
     max_drafted_rows: int = sys.maxsize
     draft_costs: DraftCosts | None = None
+    draft_maker: "DraftMaker | None" = None
 
     def __init__(self, pool: KvPool, model_fingerprint: str = "", grammars: Grammars | None = None) -> None:
         self.pool = pool

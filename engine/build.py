@@ -12,6 +12,7 @@ from tandem.engine.adapters.manager import AdapterManager
 from tandem.engine.agreement import check_equal, opened
 from tandem.engine.config import EngineConfig
 from tandem.engine.cuda_build import build_on_gpu
+from tandem.engine.draft_models.config import engine_page_layout
 from tandem.engine.dry_run import free_bytes, settled_free_bytes
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.host_memory import available_memory_bytes
@@ -20,7 +21,6 @@ from tandem.engine.kvcache.sizing import GIB
 from tandem.engine.loaded_model import load_grammars, load_model
 from tandem.engine.memory_needs import check_memory
 from tandem.engine.models.config import ModelConfig
-from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.checks import check_degree
 from tandem.engine.ranks.config import RankConfig
 from tandem.engine.ranks.group import SINGLE_GROUP, RankGroup
@@ -59,7 +59,7 @@ def build_engine(
     ranks = group.ranks
     assert config.degree == ranks.degree
     check_degree(model_config, ranks.degree)
-    whole_layout = page_layout_of(model_config, config.page_size, config.dtype, config.kv_cache_dtype)
+    whole_layout = engine_page_layout(config, model_config)
     stages = StageTimer()
 
     def tell(doing: str) -> None:

@@ -121,6 +121,8 @@ class EngineConfig(EngineOptions):
         max_drafts: drafts of a sequence in a decode step at most, on a GPU; 0: no drafts.
         max_model_len: 0: the model's limit, or the pool's if less.
         degree: ranks of the worker, processes that share the model.
+        drafter: layers that draft for the model, with KV in the same pages: "draft:DIR" (a model's directory),
+            "eagle:DIR", "mtp" (the model's own), or "" for none.
     """
 
     model_dir: str
@@ -132,6 +134,7 @@ class EngineConfig(EngineOptions):
     max_drafts: int = 0
     mixed_steps: bool = False
     degree: int = 1
+    drafter: str = ""
 
     def __post_init__(self) -> None:
         require_one_of(self, "device", DEVICES)
@@ -152,6 +155,7 @@ class EngineConfig(EngineOptions):
             f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: it needs device cuda",
         )
         require(1 <= self.degree <= MAX_DEGREE, f"a worker has 1 to {MAX_DEGREE} ranks, not {self.degree}")
+        require(not self.drafter or self.degree == 1, "a drafter is for workers of one rank")
         require_one_of(self, "load_format", LOAD_FORMATS)
         require_one_of(self, "dtype", DTYPES)
         require_one_of(self, "quantization", QUANTIZATIONS)

@@ -2,12 +2,15 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from tandem.engine.adapters.slots import AdapterSlots, GraphedAdapters
+from tandem.engine.adapters.graphs import AdaptedGraph
+from tandem.engine.adapters.ops import AdapterBatch
+from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture, shortest_s
@@ -26,13 +29,11 @@ class _Graph(NamedTuple):
     """
     Attributes:
         staged: (aligned(8 * (num_rows + NUM_STAGED)),) uint8, int64 numbers: the tokens to compute, and staged_rows.
-        adapters: None without slots.
     """
 
-    graph: torch.cuda.CUDAGraph
+    graph: AdaptedGraph
     attention: GraphedAttention
     staged: torch.Tensor
-    adapters: GraphedAdapters | None
 
 
 def draft_graph_sizes(max_batch_size: int, max_drafts: int) -> tuple[int, ...]:
@@ -61,7 +62,6 @@ class DraftGraphs:
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
-        self._shallow = model.shallow()
         self._device = device
         self._slots = slots
         self._sizes = sorted(sizes)
@@ -92,10 +92,11 @@ class DraftGraphs:
         graph.attention.plan(batch.sequences)
         ids = np.array(batch.known_ids() + [0] * (size - num_rows), np.int64)
         Packed(np.concatenate((ids, staged_rows(num_rows, num_rows)))).copy_to(graph.staged)
-        if graph.adapters is not None:
+        slots = None
+        if batch.has_adapters:
             row_slots = batch.adapter_slots()
-            graph.adapters.stage(row_slots, row_slots)
-        graph.graph.replay()
+            slots = row_slots, row_slots
+        graph.graph.replay(slots)
         return GraphOutput(self._logits[:num_rows], self._token_ids[:num_rows])
 
     def times_s(self) -> dict[int, float]:
@@ -106,7 +107,7 @@ class DraftGraphs:
             graph.attention.plan(())
             ids = np.arange(size, dtype=np.int64) % self._model.config.vocab_size
             Packed(np.concatenate((ids, staged_rows(0, 0)))).copy_to(graph.staged)
-            times_s[size] = shortest_s(graph.graph)
+            times_s[size] = shortest_s(partial(graph.graph.replay, None))
         return times_s
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
@@ -115,16 +116,15 @@ class DraftGraphs:
         input_ids, counted = staged[: size + NUM_STAGED].split((size, NUM_STAGED))
         # All rows are padding.
         attention.plan(())
-        adapters = None if self._slots is None else self._slots.graphed(size, None)
-        of_adapters = None if adapters is None else adapters.batch
+        graphed = None if self._slots is None else self._slots.graphed(size, None)
 
-        def run(model: Model) -> None:
+        def run(model: Model, adapters: AdapterBatch | None) -> None:
             with model.counting(counted):
                 logits = model.forward(
-                    input_ids, attention.positions, attention, None, out=self._logits[:size], adapters=of_adapters
+                    input_ids, attention.positions, attention, None, out=self._logits[:size], adapters=adapters
                 )
             if model.samples:
                 self._most_likely.find(logits, self._token_ids[:size])
 
-        graph = capture.capture(lambda: run(self._model), lambda: run(self._shallow))
-        return _Graph(graph, attention, staged.view(torch.uint8), adapters)
+        graph = AdaptedGraph(capture, run, self._model, graphed)
+        return _Graph(graph, attention, staged.view(torch.uint8))

@@ -12,6 +12,9 @@ from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
+from tandem.engine.draft_models.backend import DraftedBackend
+from tandem.engine.draft_models.draft_maker import DraftMaker
+from tandem.engine.draft_models.drafted_model import DraftedModel
 from tandem.engine.drafted_row import SampledRow
 from tandem.engine.embeddings import PooledPrompts, pool_prompts
 from tandem.engine.engine_outputs import (
@@ -92,6 +95,9 @@ class Engine(EngineBase):
         self._ranks = ranks
         self.slots = slots
         self._collectives = model.collectives
+        if isinstance(model, DraftedModel):
+            assert isinstance(attention, DraftedBackend)
+            self.draft_maker = DraftMaker(model, attention, self.device)
 
     def close(self) -> None:
         if self.follower_adapters is not None:

@@ -10,8 +10,11 @@ import torch
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.attention.choice import choose_backend
+from tandem.engine.attention.drafted_layout import DraftedLayout
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.config import EngineConfig
+from tandem.engine.draft_models.config import drafter_of
+from tandem.engine.draft_models.load import drafted_backend, drafted_fingerprint, load_drafter
 from tandem.engine.grammars import Grammars
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
@@ -19,6 +22,7 @@ from tandem.engine.kvcache.sizing import GIB
 from tandem.engine.models.base import Model
 from tandem.engine.models.build import build_model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.ranks.config import RankConfig
 from tandem.engine.ranks.group import RankGroup
 from tandem.engine.weights.fingerprint import model_fingerprint
@@ -56,7 +60,8 @@ def load_model(
     layout, num_q_heads = whole_layout.shard(ranks.rank, ranks.degree), model_config.num_q_heads // ranks.degree
     model = build_model(model_config, getattr(torch, config.dtype), device, collectives)
     # Fail before loading weights, which takes minutes.
-    backend_type = choose_backend(config, layout, num_q_heads, device)
+    of_target = layout.target if isinstance(layout, DraftedLayout) else layout
+    backend_type = choose_backend(config, of_target, num_q_heads, device)
     slots = AdapterSlots(model, config.max_loras, config.max_lora_rank, device) if config.max_loras else None
     kv_scales = load_weights(
         model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
@@ -74,7 +79,15 @@ def load_model(
     if slots is not None:
         gib = slots.num_bytes / GIB
         logger.info("%d slots for adapters of up to rank %d take %.2f GiB", slots.num_slots, slots.max_rank, gib)
-    return LoadedModel(model, fingerprint, layout, backend, slots)
+    if not isinstance(layout, DraftedLayout):
+        return LoadedModel(model, fingerprint, layout, backend, slots)
+    drafter = drafter_of(config, model_config)
+    assert drafter is not None and isinstance(model, DecoderModel)
+    drafted = load_drafter(config, drafter, model, device, on_progress)
+    on_progress("fingerprinting the drafter's weights")
+    fingerprint = drafted_fingerprint(fingerprint, drafted.drafter)
+    joined = drafted_backend(config, layout, drafted.drafter, backend, device)
+    return LoadedModel(drafted, fingerprint, layout, joined, slots)
 
 
 def load_grammars(config: EngineConfig, model_config: ModelConfig, ranks: RankConfig) -> Grammars | None:

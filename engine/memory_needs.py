@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tandem.engine.adapters.modules import slot_numbers
 from tandem.engine.config import EngineConfig
+from tandem.engine.draft_models.config import DrafterConfig, drafter_of
 from tandem.engine.floors import BYTES_PER_NUMBER, weight_bytes
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.models.config import ModelConfig
@@ -13,15 +14,22 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def num_weight_bytes(engine: EngineConfig, model: ModelConfig) -> int:
-    """Without norms, biases and scales (less than a hundredth); with slots of adapters.
+    """Without norms, biases and scales (less than a hundredth); with slots of adapters and a drafter.
 
     Raises:
-        ValueError: the model takes no adapters, but the engine does.
+        ValueError: the model takes no adapters, but the engine does, or the drafter does not fit the model.
     """
     slots = 0
     if engine.max_loras:
         slots = engine.max_loras * slot_numbers(model, engine.max_lora_rank) * _DTYPE_BYTES[engine.dtype]
-    return slots + _base_bytes(engine, model)
+    drafter = drafter_of(engine, model)
+    return slots + _base_bytes(engine, model) + (0 if drafter is None else _drafter_bytes(engine, drafter))
+
+
+def _drafter_bytes(engine: EngineConfig, drafter: DrafterConfig) -> int:
+    if engine.device != "cpu" and engine.dtype == "bfloat16":
+        return drafter.weight_bytes
+    return drafter.without_quantization().weight_bytes // BYTES_PER_NUMBER * _DTYPE_BYTES[engine.dtype]
 
 
 def _base_bytes(engine: EngineConfig, model: ModelConfig) -> int:

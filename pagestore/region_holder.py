@@ -83,8 +83,8 @@ class RegionHolder:
             asked = json.loads(caller.recv(MAX_PACKET_BYTES))
             is_known, do = str(asked["token"]) in self._tokens, asked["do"]
             region_id, followers = asked.get("region_id"), [int(pid) for pid in asked.get("follower_pids", ())]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            # Not JSON, no such fields, a token that is not Unicode, or lists nested too deep.
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            # Not JSON, no such fields, a token that is not Unicode, infinity, or lists nested too deep.
             return
         if not is_known:
             _say(caller, {"error": "the cluster token is wrong"})

@@ -1,6 +1,8 @@
 """Fixtures that are expensive or shared."""
 
+import gc
 import signal
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,18 @@ hypothesis.settings.load_profile("tandem")
 # A background shell may have these signals ignored; the tests' processes must not inherit that.
 for _signal in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     if signal.getsignal(_signal) is signal.SIG_IGN:
-        signal.signal(_signal, signal.SIG_DFL)
+        signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the modules and tests, which live to the end, all collections of garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @dataclass(frozen=True)

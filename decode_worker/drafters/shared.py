@@ -30,6 +30,10 @@ class SharedOutputs:
         for namespace in [known for known in self._indexes if owner_of(known) not in self._owners]:
             del self._indexes[namespace]
 
+    def drop(self) -> None:
+        """Forgets all outputs."""
+        self._indexes.clear()
+
     def add(self, namespace: str, output_ids: Sequence[int]) -> None:
         if owner_of(namespace) not in self._owners:
             return

@@ -17,7 +17,7 @@ from tandem.deploy.cli.estimate_trace import estimate_bounds, print_bounds, read
 from tandem.deploy.config.cluster_options import ON
 from tandem.deploy.estimate.bounds import mean_of
 from tandem.deploy.estimate.gpus import GIB, GPUS, Gpu
-from tandem.deploy.estimate.model import read_model
+from tandem.deploy.estimate.model import read_drafter_of, read_model
 from tandem.deploy.estimate.rates import (
     MAX_GPUS,
     Load,
@@ -51,8 +51,9 @@ def run_estimate(arguments: argparse.Namespace) -> int:
     try:
         gpu = _gpu(arguments).shared_by(arguments.workers_per_gpu)
         degrees = arguments.prefill_tp or arguments.tp, arguments.decode_tp or arguments.tp
+        model = read_model(arguments.model, arguments.quantization)
         worker = Worker(
-            read_model(arguments.model, arguments.quantization),
+            model,
             gpu.joined(degrees[0]),
             arguments.mem_fraction_static,
             arguments.chunk_size,
@@ -66,6 +67,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.max_loras,
             arguments.max_lora_rank,
             arguments.drafted,
+            read_drafter_of(arguments.speculation, model),
         )
         decoder = None
         if degrees[1] != degrees[0]:

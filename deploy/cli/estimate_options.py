@@ -127,6 +127,12 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         shown = "--tp" if default is None else "%(default)s"
         served.add_argument(flag, type=parse, default=default, metavar=metavar, help=f"(default: {shown})")
     served.add_argument(
+        "--speculation",
+        default="",
+        metavar="draft:MODEL|eagle:DIR|mtp",
+        help="model that drafts, with the drafts of --drafted (default: none)",
+    )
+    served.add_argument(
         "--mixed-steps",
         choices=(ON, OFF),
         default=default_of(ClusterOptions, "mixed_steps"),

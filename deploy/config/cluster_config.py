@@ -22,7 +22,7 @@ from tandem.config import (
 )
 from tandem.decode_worker.config import DecodeConfig, DecodeOptions
 from tandem.decode_worker.draft_policy import MAX_DRAFTS
-from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION
+from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION, parse_speculation
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds, SizedKind, has_zero, in_fields
 from tandem.deploy.config.cluster_options import DEVICE_DEFAULTS, OFF, ON, SWITCH, ClusterOptions, DeviceDefaults
 from tandem.deploy.config.node_choice import HOST
@@ -215,15 +215,20 @@ class ClusterConfig(ClusterOptions):
                 "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
                 "share_cache_between_keys out",
             )
-        # Their constructors check more.
-        self.router("unresolved", self.model, 1)
-        self.worker("unresolved", "both", self.engine("unresolved"), 1)
-        self._check_ranks()
         if self._speculation != NO_SPECULATION:
             require(
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
+        require(
+            self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
+            f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: "
+            "leave it out",
+        )
+        # Their constructors check more.
+        self.router("unresolved", self.model, 1)
+        self.worker("unresolved", "both", self.engine("unresolved"), 1)
+        self._check_ranks()
 
     def _check_adapters(self) -> None:
         for text in self.lora:
@@ -419,6 +424,8 @@ class ClusterConfig(ClusterOptions):
                 "max_drafts": 0 if self._speculation == NO_SPECULATION else MAX_DRAFTS,
                 "mixed_steps": self.mixed_steps == ON,
                 "num_threads": self.num_threads or num_threads,
+                # Of all roles: prefills write the drafter's pages too.
+                "drafter": self._speculation if parse_speculation(self._speculation).is_by_model else "",
             },
         )
 

@@ -158,7 +158,7 @@ def _both_steps(worker: Worker, load: Load, decoder: Worker | None) -> BothSteps
         return None
     plain, prompt = _decode_steps(worker, load, "both"), prompt_of_load(worker, load)
     return BothSteps(
-        worker, plain, prompt.num_computed, load.kv_len, load.itl, round(load.num_steps), prompt.num_before
+        worker, plain, prompt.num_computed, load.kv_len, load.itl, max(1, round(load.num_steps)), prompt.num_before
     )
 
 

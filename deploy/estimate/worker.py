@@ -19,6 +19,7 @@ from tandem.deploy.estimate.gpus import GIB, Gpu
 from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, expansion_flops
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
 from tandem.engine.config import EngineConfig
+from tandem.engine.draft_models.config import DrafterConfig
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
     attention_flops,
@@ -27,6 +28,7 @@ from tandem.engine.floors import (
     kv_bytes_per_token,
     weight_bytes,
 )
+from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.sizing import DeviceMemory, choose_num_pages
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
@@ -92,6 +94,7 @@ class Worker:
         degree: number of ranks.
         max_loras, max_lora_rank: slots of adapters and their rank.
         num_drafts: drafts of a request and step without prompts.
+        drafter: model that drafts; None: drafts take no time.
     """
 
     model: ModelConfig
@@ -108,6 +111,7 @@ class Worker:
     max_loras: int = 0
     max_lora_rank: int = default_of(EngineConfig, "max_lora_rank")
     num_drafts: float = 0.0
+    drafter: DrafterConfig | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -120,10 +124,19 @@ class Worker:
     def kv_bytes_per_token(self) -> int:
         return kv_bytes_per_token(self.model, self.kv_cache_dtype)
 
+    @property
+    def layout(self) -> PageLayout:
+        layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype)
+        if self.drafter is not None:
+            layout = self.drafter.page_layout(layout, self.page_size, "bfloat16")
+        return layout.shard(0, self.degree)
+
     def __post_init__(self) -> None:
         check_degree(self.model, self.degree)
         if self.max_loras:
             adapted_modules(self.model)
+        if self.drafter is not None and self.degree > 1:
+            raise ValueError(f"a model that drafts is for workers of one rank, not {self.degree}")
         if self.model.quantization and not self.gpu.has_fp8:
             raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
         if self._has_quantized_pages and not self.gpu.has_fp8:
@@ -147,7 +160,8 @@ class Worker:
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
         mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES) // self.degree
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
-        taken = weight_bytes(self.model) // self.degree + self.slot_bytes + WORKSPACES
+        drafter = 0 if self.drafter is None else self.drafter.weight_bytes
+        taken = (weight_bytes(self.model) + drafter) // self.degree + self.slot_bytes + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
         graphs = 0 if role == "prefill" else GRAPHS
         return DeviceMemory(self.gpu.memory, free, taken, graphs, forward, self.workers_per_gpu)
@@ -168,9 +182,8 @@ class Worker:
         )
 
     def _pool_tokens(self, role: Role) -> int:
-        layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype).shard(0, self.degree)
         try:
-            return self.page_size * choose_num_pages(self.memory(role), layout, 0, self.mem_fraction_static, 0)
+            return self.page_size * choose_num_pages(self.memory(role), self.layout, 0, self.mem_fraction_static, 0)
         except ValueError:
             return 0
 
@@ -190,7 +203,9 @@ class Worker:
         is_own = self.gpu.has_own_kernels and num_rows <= MAX_OWN_BATCH_SIZE
         layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
         products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
-        return products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
+        step = products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
+        # A pass for each draft, and one for all rows.
+        return step + (1 + self.num_drafts) * self._drafter_s
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0, num_before: int = 0) -> float:
         """Returns the seconds to compute prompts together.
@@ -206,14 +221,16 @@ class Worker:
         attention = attending / (self.gpu.limits.matmul_rate * share)
         computing = (self._common_s(num_tokens, num_requests, share) + attention) / num_forwards
         of_each = -(-num_tokens // num_forwards)
-        return num_forwards * (self._prompts_s(computing, self._experts_s(of_each)) + self._sums_s(of_each))
+        prompts = num_forwards * (self._prompts_s(computing, self._experts_s(of_each)) + self._sums_s(of_each))
+        return prompts + self._drafter_flops(num_tokens) / (self.gpu.limits.matmul_rate * share)
 
     def chunk(self, num_tokens: int, num_before: int) -> float:
         """Args: num_before: tokens of its prompt already computed."""
         share = self._factors.prefill_share
         attention = self._attention_flops(num_tokens, num_before) / (self.gpu.limits.matmul_rate * share)
         computing = self._common_s(num_tokens, 1, share) + attention
-        return self._prompts_s(computing, self._experts_s(num_tokens)) + self._sums_s(num_tokens)
+        prompt = self._prompts_s(computing, self._experts_s(num_tokens)) + self._sums_s(num_tokens)
+        return prompt + self._drafter_flops(num_tokens) / (self.gpu.limits.matmul_rate * share)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
         factors, num_rows = self._factors, batch_size + num_tokens
@@ -226,7 +243,20 @@ class Worker:
         attention_rate = self.gpu.limits.matmul_rate * MIXED_ATTENTION_SHARE
         attending = self._attention_flops(num_tokens, num_before) / attention_rate
         layers = self._graph_layers_s() + self.model.num_layers * SECOND_ATTENTION_S
-        return products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
+        step = products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
+        return step + max(self._drafter_s, self._drafter_flops(num_rows) / (self.gpu.limits.matmul_rate * share))
+
+    @property
+    def _drafter_s(self) -> float:
+        """Seconds of a pass of few rows, which reads the drafter's weights."""
+        if self.drafter is None:
+            return 0.0
+        reading = self.drafter.weight_bytes / self.gpu.limits.copy_bandwidth
+        return reading + self.drafter.num_layers * self._factors.layer_s
+
+    def _drafter_flops(self, num_tokens: int) -> float:
+        """FLOP of the drafter's products of prompts, as if it were unquantized and dense."""
+        return 0.0 if self.drafter is None else 2 * num_tokens * self.drafter.weight_bytes / BYTES_PER_NUMBER
 
     @property
     def _factors(self) -> Factors:
@@ -292,10 +322,17 @@ class Worker:
         return self.model.num_layers * SUMS_PER_LAYER * each
 
     def transfer(self, num_tokens: int) -> float:
-        return num_tokens * self.kv_bytes_per_token / self.gpu.reached_link
+        return num_tokens * self._page_bytes_per_token / self.gpu.reached_link
 
     def load(self, num_tokens: int) -> float:
         """Returns the seconds to load pages from the host. Raises ValueError: the GPU's link to it is unknown."""
         if not self.gpu.host_link:
             raise ValueError("hits in the page store need the bandwidth between GPU and host: give --host-link")
-        return num_tokens * self.kv_bytes_per_token / self.gpu.reached_host_link
+        return num_tokens * self._page_bytes_per_token / self.gpu.reached_host_link
+
+    @property
+    def _page_bytes_per_token(self) -> float:
+        """With the drafter's part, which transfers carry too."""
+        if self.drafter is None:
+            return self.kv_bytes_per_token
+        return self.layout.page_bytes / self.page_size

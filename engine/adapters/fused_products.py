@@ -212,7 +212,7 @@ def shape_for(num_rows: int, out_size: int, in_size: int, num_multiprocessors: i
         shape = shape._replace(num_splits=num_splits, num_shrinkers=100 if is_long else shape.num_shrinkers)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_steps", "num_splits", "num_shrinkers"])
+@triton.jit(do_not_specialize=["num_rows", "num_steps", "num_splits", "num_shrinkers", "max_rank"])
 def _multiply(  # type: ignore[no-untyped-def]
     x,
     weight,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.adapters.base import AdapterError
 from tandem.engine.adapters.peft import ModuleTensors, PeftAdapter
 from tandem.engine.models.linears import HeldProjections
 from tandem.engine.weights.headers import TensorPlace
@@ -38,14 +39,17 @@ class HostAdapter(NamedTuple):
 
 @torch.inference_mode()
 def cut_adapter(adapter: PeftAdapter, held: Sequence[HeldProjections], dtype: torch.dtype) -> HostAdapter:
-    """Returns this rank's part: rows of B for the outputs that it computes, columns of A for the inputs that it has."""
+    """Returns this rank's part: rows of B for the outputs that it computes, columns of A for the inputs that it has.
+
+    Raises AdapterError: a number is not finite, in this type and with the scale.
+    """
     memory = _Memory(_num_numbers(adapter, held), dtype)
     parts, ranks = [], []
     for matrix in held:
         of_matrix = [
             None
             if (tensors := adapter.modules.get(module)) is None
-            else _cut(adapter, tensors, rows, matrix.columns, memory)
+            else _cut(adapter, module, tensors, rows, matrix.columns, memory)
             for module, rows in zip(matrix.modules, matrix.rows, strict=True)
         ]
         parts.append(of_matrix)
@@ -53,10 +57,17 @@ def cut_adapter(adapter: PeftAdapter, held: Sequence[HeldProjections], dtype: to
     return HostAdapter(parts, ranks, memory.num_bytes)
 
 
-def _cut(adapter: PeftAdapter, tensors: ModuleTensors, rows: range, columns: range, memory: "_Memory") -> Matrices:
+def _cut(
+    adapter: PeftAdapter, module: str, tensors: ModuleTensors, rows: range, columns: range, memory: "_Memory"
+) -> Matrices:
     a, b = _tensor(adapter, tensors.a), _tensor(adapter, tensors.b)
     a = memory.take(a[:, columns.start : columns.stop])
     b = memory.take(b[rows.start : rows.stop].t().float() * tensors.scale)
+    # Kernels multiply B of all adapters of a batch by every row, with zeros for others' rows: infinity would spread.
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise AdapterError(
+            f"module {module} of adapter {adapter.info.path} has numbers that are not finite in {a.dtype}"
+        )
     return Matrices(tensors.rank, a, b)
 
 

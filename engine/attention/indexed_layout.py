@@ -1,5 +1,6 @@
 """Pages of latents and index keys, read only by attention backends. Imports no torch."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,10 @@ class IndexedLayout(PageLayout):
     def page_bytes(self) -> int:
         index_keys = self.num_layers * self.page_size * self.index_dim
         return self.latents.page_bytes + index_keys * DTYPE_BYTES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        return math.lcm(self.latents.row_bytes, self.index_dim * DTYPE_BYTES[self.dtype])
 
     @property
     def tag(self) -> str:

@@ -72,10 +72,11 @@ class IndexedTritonAttention(IndexedReferenceAttention):
         super().__init__(pool, num_q_heads)
         self._num_heads = num_q_heads
         self._num_programs = torch.cuda.get_device_properties(self._device).multi_processor_count
-        numbers = pool.memory.view(getattr(torch, self._layout.dtype)).view(-1)
-        token_dim = self._layout.latents.token_dim
-        num_units = (len(numbers) - token_dim) // UNIT + 1
-        self._units = numbers.as_strided((num_units, 1, 1, token_dim), (UNIT, 0, token_dim, 1))
+        pages, token_dim = pool.memory.view(getattr(torch, self._layout.dtype)), self._layout.latents.token_dim
+        self._numbers_per_page = pages.stride(0)
+        num_numbers = (len(pages) - 1) * self._numbers_per_page + pages.shape[1]
+        num_units = (num_numbers - token_dim) // UNIT + 1
+        self._units = pages.as_strided((num_units, 1, 1, token_dim), (UNIT, 0, token_dim, 1))
         self._decode: _Decode | None = None
         # Made in the first layer, which knows how many tokens are chosen.
         self._sums: _Sums | None = None
@@ -118,8 +119,7 @@ class IndexedTritonAttention(IndexedReferenceAttention):
         scores = (index.weights[:batch_size, None] @ products)[:, 0].masked_fill_(decode.is_padding, float("-inf"))
         # In their order, so that equal choices are equal sums; padding comes last.
         chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : index.top_k].sort(dim=-1).values
-        numbers_per_page = layout.page_bytes // self._units.itemsize
-        begins = pages * numbers_per_page + (layer * layout.page_size + offsets) * layout.latents.token_dim
+        begins = pages * self._numbers_per_page + (layer * layout.page_size + offsets) * layout.latents.token_dim
         units = (begins // UNIT).gather(1, chosen).flatten()
         if self._sums is None:
             num_chosen = [min(length, index.top_k) for length in decode.lengths]

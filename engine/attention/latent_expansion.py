@@ -9,6 +9,7 @@ from tandem.engine.attention.base import LatentHeads
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.layout import DTYPE_BYTES
 from tandem.engine.attention.page_tables import Int64s
+from tandem.engine.attention.paged_rows import token_rows
 from tandem.engine.token_sequence import TokenSequence
 
 # For keys and values. Longer sequences are computed over latents.
@@ -31,10 +32,10 @@ class LatentExpansion:
     """
 
     def __init__(self, layout: LatentLayout, pool: torch.Tensor, num_heads: int) -> None:
-        """Args: pool: as LatentLayout.view, contiguous."""
+        """Args: pool: as LatentLayout.view."""
         self._layout = layout
         self.min_new_tokens = MIN_NEW_TOKENS
-        self._pool_rows = pool.view(-1, layout.token_dim)
+        self._pool_rows, self._rows_per_page = token_rows(pool, layout.token_dim)
         self.max_tokens = WORKSPACE_BYTES // (2 * num_heads * MAX_HEAD_DIM * DTYPE_BYTES[layout.dtype])
         # Zeros stay in the padding of values, because all layers have the same sizes.
         shape = 2, self.max_tokens * num_heads * MAX_HEAD_DIM
@@ -48,7 +49,7 @@ class LatentExpansion:
         """Returns the rows of all its tokens in layer 0, of the pool as rows of one token: (device_len,)."""
         layout = self._layout
         pages = np.asarray(prompt.page_ids[: layout.num_pages_for(prompt.device_len)], np.int64)
-        rows = pages[:, None] * (layout.num_layers * layout.page_size) + np.arange(layout.page_size)
+        rows = pages[:, None] * self._rows_per_page + np.arange(layout.page_size)
         return rows.reshape(-1)[: prompt.device_len]
 
     def attend(self, q: torch.Tensor, rows: torch.Tensor, heads: LatentHeads, layer: int, out: torch.Tensor) -> None:

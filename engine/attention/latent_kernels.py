@@ -42,7 +42,7 @@ def attend(
     Args:
         q: (num_heads, num_tokens, kv_rank), contiguous: absorbed queries.
         q_rope: (num_tokens, num_heads, rope_dim), rotated; any strides but the last.
-        pool: as LatentLayout.view, contiguous.
+        pool: as LatentLayout.view.
         items: ((1 + max_items) * ITEM_SIZE,) int32, of LatentPlan.
         merges: (num_tiles * MERGE_SIZE,) int32, of LatentPlan; empty if no tile has several parts.
         pages: int32 page ids of all sequences.

@@ -50,6 +50,10 @@ class LatentLayout(PageLayout):
         return self.num_layers * self.page_size * self.token_dim * DTYPE_BYTES[self.dtype]
 
     @property
+    def row_bytes(self) -> int:
+        return self.token_dim * DTYPE_BYTES[self.dtype]
+
+    @property
     def tag(self) -> str:
         return f"latent/{self.dtype}/{self.num_layers}x{self.page_size}x{self.kv_rank}+{self.rope_dim}"
 

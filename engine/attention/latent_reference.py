@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from tandem.engine.attention.base import LatentBackend, LatentHeads
 from tandem.engine.attention.latent_layout import LatentLayout
-from tandem.engine.attention.paged_rows import BatchRows, PagedRows
+from tandem.engine.attention.paged_rows import BatchRows, PagedRows, token_rows
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
@@ -34,7 +34,7 @@ class LatentReferenceAttention(LatentBackend):
 
     The pool is viewed as rows of kv_rank + rope_dim numbers: one token in one layer, at::
 
-        (page * num_layers + layer) * page_size + offset in page
+        page * rows_per_page + layer * page_size + offset in page
 
     Decode multiplies queries and outputs instead of every latent (the absorption of DeepSeek-V2,
     https://arxiv.org/abs/2405.04434, section 2.1.2). A prefill makes keys and values of the latents, which takes fewer
@@ -51,8 +51,8 @@ class LatentReferenceAttention(LatentBackend):
         assert isinstance(layout, LatentLayout)
         self._layout = layout
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
-        self._pool_rows = layout.view(pool.memory).view(-1, layout.token_dim)
-        self._rows = PagedRows(layout, layout.num_layers * layout.page_size, self._dtype, pool.device)
+        self._pool_rows, rows_per_page = token_rows(layout.view(pool.memory), layout.token_dim)
+        self._rows = PagedRows(layout, rows_per_page, self._dtype, pool.device)
         # (num_tokens,) int64: layer 0's rows of new tokens.
         self._write_rows = torch.empty(0)
         self._decode: BatchRows | None = None

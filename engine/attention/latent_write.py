@@ -29,7 +29,7 @@ def rotate_write(
     Args:
         q: (num_tokens, num_heads, nope_dim + rope_dim), contiguous.
         kv: (num_tokens, kv_rank + rope_dim), contiguous.
-        pool: as LatentLayout.view, contiguous.
+        pool: as LatentLayout.view.
         slots: (num_tokens,) int64, page * page_size + offset in the page.
     """
     num_tokens, num_heads, q_dim = q.shape

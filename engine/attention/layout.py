@@ -64,6 +64,10 @@ class KvHeadLayout(PageLayout):
         return self.num_layers * 2 * self.page_size * self.num_kv_heads * self.head_bytes
 
     @property
+    def row_bytes(self) -> int:
+        return self.num_kv_heads * self.head_bytes
+
+    @property
     def tag(self) -> str:
         heads = self.heads
         rank = f"/{heads.first}-{heads.end - 1} of {heads.total}" if heads.num != heads.total else ""

@@ -42,7 +42,7 @@ def norm_rotate_write(
 
     Args:
         qkv: (num_tokens, num_q_heads + 2 * num_kv_heads, head_dim), contiguous; head_dim a power of 2.
-        pool: as KvHeadLayout.view, contiguous.
+        pool: as KvHeadLayout.view.
         slots: (num_tokens,) int64, page * page_size + offset in the page.
         kv_scales: None: pages are not quantized.
         keep_kv: also write the pages' keys and values over those in qkv.
@@ -51,7 +51,7 @@ def norm_rotate_write(
         queries: (num_tokens, num_q_heads, head_dim).
     """
     num_tokens, num_heads, head_dim = qkv.shape
-    _, num_layers, _, page_size, num_kv_heads, _ = pool.shape
+    _, _, _, page_size, num_kv_heads, _ = pool.shape
     assert qkv.is_contiguous() and num_heads == num_q_heads + 2 * num_kv_heads
     q = torch.empty(num_tokens, num_q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     weight, eps = qk_norm if qk_norm is not None else (qkv, 0.0)
@@ -72,7 +72,7 @@ def norm_rotate_write(
         v_scale,
         1.0 / k_scale,
         1.0 / v_scale,
-        num_layers * 2 * half_page,
+        pool.stride(0),
         layer * 2 * half_page,
         PAGE_SIZE=page_size,
         NUM_Q=num_q_heads,

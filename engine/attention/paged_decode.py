@@ -41,9 +41,9 @@ class PagedDecode:
         self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
         self._num_q_heads = num_q_heads
         self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
-        assert layout.num_layers * self._layer_stride < 2**31
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
         self._pool = layout.view(pool.memory_and_dummy)
+        assert self._pool.stride(0) < 2**31
         self._parts = torch.empty(max_items * num_q_heads * layout.head_dim, device=self.device)
         self._part_scales = torch.empty(max_items * num_q_heads * 2, device=self.device)
         self._arrivals = torch.zeros(max_batch_size * layout.num_kv_heads, dtype=torch.int32, device=self.device)
@@ -82,7 +82,7 @@ class PagedDecode:
             self._parts,
             self._part_scales,
             self._arrivals,
-            layout.num_layers * self._layer_stride,
+            self._pool.stride(0),
             layer * self._layer_stride,
             num_rows,
             self.plans.max_items(num_rows),

@@ -46,12 +46,28 @@ class BatchRows(NamedTuple):
         return x[:, 0] if self.queries is None else x.flatten(0, 1)[self.queries.places]
 
 
+def token_rows(pages: torch.Tensor, row_size: int) -> tuple[torch.Tensor, int]:
+    """Views pages as rows of one token in one layer.
+
+    Args:
+        pages: any view of a pool's pages, or of a region of them, with whole rows between two pages.
+        row_size: numbers of a row.
+
+    Returns:
+        (num_rows, row_size), and the rows from one page to the next. Rows between pages belong to other regions.
+    """
+    rows_per_page, rest = divmod(pages.stride(0), row_size)
+    assert not rest and not pages.storage_offset() % row_size
+    num_rows = (len(pages) - 1) * rows_per_page + pages[0].numel() // row_size
+    return pages.as_strided((num_rows, row_size), (row_size, 1)), rows_per_page
+
+
 class PagedRows:
     """Finds rows by page table, for gathers by row: these ignore unused slots, even NaN, and are as fast as gathers of
     whole pages."""
 
     def __init__(self, layout: PageLayout, rows_per_page: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Args: dtype: of masks; rows_per_page: of all layers. The first page_size are layer 0's."""
+        """Args: dtype: of masks; rows_per_page: as of `token_rows`. The first page_size are layer 0's."""
         self._layout = layout
         self._rows_per_page = rows_per_page
         self._dtype = dtype

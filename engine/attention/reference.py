@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from tandem.engine.attention.base import HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
-from tandem.engine.attention.paged_rows import BatchRows, PagedRows
+from tandem.engine.attention.paged_rows import BatchRows, PagedRows, token_rows
 from tandem.engine.attention.quantization import Quantizer
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
@@ -53,7 +53,7 @@ class ReferenceAttention(HeadBackend):
 
     The pool is viewed as rows of num_kv_heads * head_dim numbers: one token's keys or values in one layer, at::
 
-        ((page * num_layers + layer) * 2 + (0: keys, 1: values)) * page_size + offset in page
+        page * rows_per_page + (layer * 2 + (0: keys, 1: values)) * page_size + offset in page
 
     New keys and values are read from their pages too, so the cached prefix does not change the output.
     """
@@ -78,8 +78,8 @@ class ReferenceAttention(HeadBackend):
                 keys, values = (Quantizer(layout, scale, pool.device) for scale in pair)
                 self._quantizers.append((keys, values))
             pages = pages.view(torch.uint8)
-        self._pool_rows = pages.view(-1, layout.num_kv_heads * layout.head_dim)
-        self._rows = PagedRows(layout, layout.num_layers * 2 * layout.page_size, self._dtype, pool.device)
+        self._pool_rows, rows_per_page = token_rows(pages, layout.num_kv_heads * layout.head_dim)
+        self._rows = PagedRows(layout, rows_per_page, self._dtype, pool.device)
         # (2 * num_tokens,) int64: layer 0's rows of new keys, then values.
         self._write_rows = torch.empty(0)
         self._decode: _Decode | None = None

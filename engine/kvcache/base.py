@@ -38,6 +38,12 @@ class PageLayout(ABC):
         """A readable text, equal exactly if two pools' pages have the same format."""
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys, values or latent in a layer. A page consists of rows, and begins at a multiple of
+        a row."""
+        return self.page_bytes
+
+    @property
     def heads(self) -> HeadSlice:
         """The model's KV heads in these pages. Pages that every rank holds whole have one."""
         return HeadSlice(0, 1, 1)

@@ -1,5 +1,5 @@
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -352,25 +352,13 @@ class CacheManager:
     def check_integrity(self) -> str:
         """Recounts every page's owners; returns the first violation, or ""."""
         owners: dict[int, str] = {}
-
-        def claim(page_id: int, owner: str) -> str:
-            if not 0 <= page_id < self.num_pages:
-                return f"{owner} holds page {page_id}, which does not exist"
-            if page_id in owners:
-                return f"page {page_id} belongs to {owners[page_id]} and to {owner}"
-            owners[page_id] = owner
-            return ""
-
-        claims = [(p, "the free list") for p in self._allocator.free_pages()]
-        claims += [(node.page_id, "the tree") for node in self._tree.nodes()]
-        for handle in self._handles.values():
-            claims += [(p, "a handle") for p in handle.page_ids[handle.num_shared :]]
-        for deferred in self._deferred:
-            claims += [(p, "a deferred free") for p in deferred.page_ids]
-        claims += [(p, "a hold on an evicted page") for p in self._evicted]
-        for page_id, owner in claims:
-            if violation := claim(page_id, owner):
-                return violation
+        for owner, page_ids in self._owners():
+            for page_id in page_ids:
+                if not 0 <= page_id < self.num_pages:
+                    return f"{owner} holds page {page_id}, which does not exist"
+                if page_id in owners:
+                    return f"page {page_id} belongs to {owners[page_id]} and to {owner}"
+                owners[page_id] = owner
         if len(owners) != self.num_pages:
             return f"{self.num_pages - len(owners)} of {self.num_pages} pages have no owner"
         for page_id in self._holds:
@@ -379,6 +367,15 @@ class CacheManager:
         if not self._evicted <= self._holds.keys():
             return "an evicted page waits for no hold"
         return self._check_locks()
+
+    def _owners(self) -> Iterator[tuple[str, Iterable[int]]]:
+        yield "the free list", self._allocator.free_pages()
+        yield "the tree", (node.page_id for node in self._tree.nodes())
+        for handle in self._handles.values():
+            yield "a handle", handle.page_ids[handle.num_shared :]
+        for deferred in self._deferred:
+            yield "a deferred free", deferred.page_ids
+        yield "a hold on an evicted page", self._evicted
 
     def _check_locks(self) -> str:
         for handle in self._handles.values():

@@ -35,11 +35,8 @@ class _DeviceMemory:
 
 
 class CudaKvPool(KvPool):
-    """Pages in one plain cudaMalloc allocation: an IPC handle of torch's allocator names a whole segment.
-
-    Attributes:
-        memory_and_dummy: `memory` plus the dummy page for padding rows: (num_pages + 1, page_bytes) uint8.
-    """
+    """Pages in one plain cudaMalloc allocation, (num_pages + 1, page_bytes) with the dummy page: an IPC handle of
+    torch's allocator names a whole segment."""
 
     def __init__(self, layout: PageLayout, num_pages: int, device: torch.device) -> None:
         """Allocates zeroed pages.
@@ -53,8 +50,9 @@ class CudaKvPool(KvPool):
             owner = _DeviceMemory(address, num_pages + 1, layout.page_bytes)
             check(runtime.cudaMemset(address, 0, num_bytes))
             self.ipc_handle = bytes(check(runtime.cudaIpcGetMemHandle(address)).reserved)
-        self.memory_and_dummy = torch.as_tensor(owner, device=device)
-        super().__init__(layout, num_pages, self.memory_and_dummy[:num_pages])
+        memory_and_dummy = torch.as_tensor(owner, device=device)
+        super().__init__(layout, num_pages, memory_and_dummy[:num_pages])
+        self.memory_and_dummy = memory_and_dummy
         self.address = address
         pci_id = bytes(check(runtime.cudaDeviceGetPCIBusId(_PCI_ID_BYTES, self.device.index)))
         self.gpu = pci_id.partition(b"\0")[0].decode()

@@ -23,6 +23,7 @@ class KvPool(ABC):
     """
     Attributes:
         memory: (num_pages, page_bytes) uint8, contiguous.
+        memory_and_dummy: `memory`, and on a GPU behind it the dummy page for padding rows.
         gpu: PCI id of the GPU; "" on a CPU.
     """
 
@@ -31,12 +32,29 @@ class KvPool(ABC):
     def __init__(self, layout: PageLayout, num_pages: int, memory: torch.Tensor) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self.memory = memory
+        self.memory = self.memory_and_dummy = memory
         self.device = memory.device
 
     @abstractmethod
     def close(self) -> None:
         """Prevents further mappings of the pool."""
+
+
+class PoolRegion(KvPool):
+    """A region of all pages, with a layout of its own.
+
+    Attributes:
+        memory: (num_pages, layout.page_bytes) uint8. A page's bytes are contiguous, pages are not.
+    """
+
+    def __init__(self, pool: KvPool, layout: PageLayout, offset: int) -> None:
+        """Args: offset: start of the region in a page, in bytes."""
+        columns = slice(offset, offset + layout.page_bytes)
+        super().__init__(layout, pool.num_pages, pool.memory[:, columns])
+        self.memory_and_dummy = pool.memory_and_dummy[:, columns]
+
+    def close(self) -> None:
+        """Does nothing: the pool has the memory."""
 
 
 class CpuKvPool(KvPool):

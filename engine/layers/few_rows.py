@@ -40,7 +40,7 @@ class FewRows:
         self._device = device
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         self._has_kernel = has_dependent_launch(device)
-        self._ring = FewRowsRing(device, self._num_sms)
+        self._ring = FewRowsRing(device)
         self._kernels: dict[tuple[Tuning, int, bool, bool, bool, int], CudaKernel] = {}
 
     def fits(self, x: torch.Tensor, linear: LinearBase) -> bool:

@@ -1,6 +1,7 @@
 """Products of few tokens whose weights are copied while earlier kernels run (few_rows_ring.cu). Needs CUDA."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,9 +13,11 @@ from tandem.engine.layers.ring_plan import Ring, ring_of
 
 
 class FewRowsRing:
-    def __init__(self, device: torch.device, num_sms: int) -> None:
+    def __init__(self, device: torch.device) -> None:
+        properties: Any = torch.cuda.get_device_properties(device)
         self._device = device
-        self._num_sms = num_sms
+        self._num_sms = properties.multi_processor_count
+        self._shared_memory = properties.shared_memory_per_block_optin
         self._kernels: dict[tuple[int, ...], CudaKernel] = {}
 
     def plan(self, num_tokens: int, linears: Sequence[LinearBase]) -> Ring | None:
@@ -22,7 +25,8 @@ class FewRowsRing:
         equal inputs; two have no biases."""
         if any(isinstance(linear, Fp8Linear) for linear in linears):
             return None
-        return ring_of([len(linear.weight) for linear in linears], linears[0].in_size, num_tokens, self._num_sms)
+        out_sizes = [len(linear.weight) for linear in linears]
+        return ring_of(out_sizes, linears[0].in_size, num_tokens, self._num_sms, self._shared_memory)
 
     def launch(
         self,

@@ -37,13 +37,14 @@ class Ring(NamedTuple):
     shared_bytes: int
 
 
-def ring_of(out_sizes: Sequence[int], in_size: int, num_tokens: int, num_sms: int) -> Ring | None:
+def ring_of(out_sizes: Sequence[int], in_size: int, num_tokens: int, num_sms: int, shared_memory: int) -> Ring | None:
     """Returns None if the kernel does not multiply such bfloat16 matrices, or not faster.
 
     Args:
         out_sizes: of each matrix.
+        shared_memory: bytes that a block may have; some GPUs after Hopper have too few.
     """
-    if not _is_faster(out_sizes, in_size):
+    if shared_memory < SHARED_BYTES or not _is_faster(out_sizes, in_size):
         return None
     stretches, rest = divmod(in_size, STRETCH)
     if rest or not 0 < num_tokens <= MAX_TOKENS or any(size % UNIT_ROWS for size in out_sizes):

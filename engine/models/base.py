@@ -1,3 +1,4 @@
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,36 +14,17 @@ from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.linears import HeldProjections
 from tandem.engine.models.part import NO_PARTS, Part
 
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
-class Model(ABC):
-    """A causal language model on one device.
+
+class Weights(ABC):
+    """What a checkpoint fills: a model, or layers that draft for one.
 
     Attributes:
         config: of the whole model, also on a rank that holds a part of it.
-        expert_counts: None without mixtures of experts.
-        collectives: of the worker's ranks; None on the only one.
     """
 
     config: ModelConfig
-    dtype: torch.dtype
-    expert_counts: ExpertCounts | None = None
-    collectives: Collectives | None = None
-
-    @property
-    def samples(self) -> bool:
-        """True if `logits` returns all columns: on the leader of the ranks."""
-        return self.collectives is None or self.collectives.ranks.is_leader
-
-    @abstractmethod
-    def __init__(
-        self,
-        config: ModelConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        ops: LayerOps,
-        collectives: Collectives | None = None,
-    ) -> None:
-        """Allocates uninitialized weights. Args: collectives: of the ranks that share the model; None: it is whole."""
 
     @abstractmethod
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -64,9 +46,10 @@ class Model(ABC):
         """Yields the names of all modules that FP8 applies to, like model.layers.0.mlp.up_proj."""
         return iter(())
 
-    def adaptable(self) -> Iterator[HeldProjections]:
-        """Yields the matrices that adapters may change, in the order of layers. Only linears of `adapted_modules`."""
-        return iter(())
+    def own_name(self, name: str) -> str | None:
+        """Returns a checkpoint's tensor's name here; None if nothing here holds it."""
+        match = _LAYER.match(name)
+        return name if match is None or int(match[1]) not in self.config.extra_layers else None
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -79,6 +62,39 @@ class Model(ABC):
     @abstractmethod
     def loaded(self) -> None:
         """Ends loading. load_weights calls it; call it after filling stacked_parameters directly."""
+
+
+class Model(Weights):
+    """A causal language model on one device.
+
+    Attributes:
+        expert_counts: None without mixtures of experts.
+        collectives: of the worker's ranks; None on the only one.
+    """
+
+    dtype: torch.dtype
+    expert_counts: ExpertCounts | None = None
+    collectives: Collectives | None = None
+
+    @property
+    def samples(self) -> bool:
+        """True if `logits` returns all columns: on the leader of the ranks."""
+        return self.collectives is None or self.collectives.ranks.is_leader
+
+    @abstractmethod
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: LayerOps,
+        collectives: Collectives | None = None,
+    ) -> None:
+        """Allocates uninitialized weights. Args: collectives: of the ranks that share the model; None: it is whole."""
+
+    def adaptable(self) -> Iterator[HeldProjections]:
+        """Yields the matrices that adapters may change, in the order of layers. Only linears of `adapted_modules`."""
+        return iter(())
 
     def shallow(self) -> "Model":
         """Returns a model of the same weights with few layers but all kernels, or the whole model."""

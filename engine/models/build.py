@@ -35,13 +35,14 @@ def build_model(
     """
     if config.quantization is not None and not _multiplies_fp8(dtype, device):
         config = replace(config, quantization=None)
-    ops = _ops(dtype, device)
+    ops = layer_ops(dtype, device)
     if collectives is not None:
         ops = RankedOps(ops, collectives)
     return _MODELS.load(config.architecture)(config, dtype, device, ops, collectives)
 
 
-def _ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
+def layer_ops(dtype: torch.dtype, device: torch.device) -> LayerOps:
+    """Returns the operations of models of this dtype on a device, without other ranks."""
     if device.type != "cuda" or dtype not in FUSED_DTYPES:
         return TorchOps()
     from tandem.engine.layers.cuda_ops import CudaOps

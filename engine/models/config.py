@@ -101,7 +101,7 @@ class ModelConfig:
         """
         path = model_dir / "config.json"
         try:
-            return cls._from_json(_read_json(path))
+            return cls.from_raw(_read_json(path))
         except ValueError as error:
             # It quotes the file's values, which may be long.
             text = " ".join(str(error).split())
@@ -112,7 +112,8 @@ class ModelConfig:
         return replace(self, quantization=AT_LOAD) if how == FP8 and self.quantization is None else self
 
     @classmethod
-    def _from_json(cls, raw: dict[str, Any]) -> "ModelConfig":
+    def from_raw(cls, raw: dict[str, Any]) -> "ModelConfig":
+        """Args: raw: content of config.json. Raises ValueError: as from_dir, without the file's name."""
         names = raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1:
             raise ValueError(f"architectures must name one architecture, not {names!r}")

@@ -12,7 +12,6 @@ from tandem.engine.adapters.ops import AdapterBatch, with_adapters
 from tandem.engine.attention.base import Attention
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
-from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm, rms_norm
 from tandem.engine.layers.ops import LayerOps
@@ -23,6 +22,7 @@ from tandem.engine.models.attention.indexed import IndexedSelfAttention
 from tandem.engine.models.attention.latent import LatentSelfAttention
 from tandem.engine.models.base import Model
 from tandem.engine.models.config import ModelConfig
+from tandem.engine.models.filling import fill, held_part
 from tandem.engine.models.linears import HeldProjections, Linears
 from tandem.engine.models.mlp.base import Mlp
 from tandem.engine.models.mlp.dense import DenseMlp
@@ -30,8 +30,6 @@ from tandem.engine.models.mlp.sparse import SparseMlp
 from tandem.engine.models.part import Part
 from tandem.engine.ranks.config import SINGLE_RANK
 
-# Other dtypes need scales, which only FP8 projections have.
-_WEIGHT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -62,25 +60,25 @@ class DecoderModel(Model):
             sparse = [index for index in range(config.num_layers) if config.is_sparse(index)]
             self.expert_counts = ExpertCounts(sparse, config.experts.num_experts, config.num_layers, device)
         self._layers = [
-            _Layer(Linears(config, index, dtype, device, ranks), self._counts_of(index))
+            DecoderLayer(Linears(config, index, dtype, device, ranks), self._counts_of(index))
             for index in range(config.num_layers)
         ]
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([len(self._vocabulary)], config.hidden_size, False, dtype, device)
-        self._rotary = RotaryEmbedding(
+        self.rotary = RotaryEmbedding(
             config.rope_dim, config.rope_theta, config.rope_scaling, config.max_position_embeddings, device
         )
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parts of merged matrices are views, possibly not contiguous."""
-        return self._parameters(_Layer.named_parameters)
+        return self._parameters(DecoderLayer.named_parameters)
 
     def stacked_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._parameters(_Layer.stacked_parameters)
+        return self._parameters(DecoderLayer.stacked_parameters)
 
     def _parameters(
-        self, of_layer: Callable[["_Layer"], Iterator[tuple[str, torch.Tensor]]]
+        self, of_layer: Callable[["DecoderLayer"], Iterator[tuple[str, torch.Tensor]]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         yield "model.embed_tokens.weight", self._embedding
         yield "model.norm.weight", self._norm.weight
@@ -117,32 +115,20 @@ class DecoderModel(Model):
 
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # Tensor by tensor, so that a lazy `weights` never holds a second full copy.
-        parameters, parts = dict(self.named_parameters()), self.parts()
-        missing = dict.fromkeys(parameters)
-        tied_head: torch.Tensor | None = None
-        for name, tensor in weights:
-            # Old checkpoints have this buffer; the configuration defines it.
-            if name.endswith("rotary_emb.inv_freq"):
-                continue
-            if name == "lm_head.weight" and self.config.tie_word_embeddings:
-                tied_head = _part(name, tensor, self._embedding, parts.get(name))
-                continue
-            held = self._held_part(name, tensor)
-            if held is None:
-                continue
-            if name not in parameters:
-                raise ValueError(f"tensor {name} is unexpected")
-            if name not in missing:
-                raise ValueError(f"tensor {name} is duplicated")
-            parameters[name].copy_(_part(name, held, parameters[name], parts.get(name)))
-            del missing[name]
-        if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise ValueError(f"tensor {next(iter(missing))} is missing{more}")
-        if tied_head is not None and not torch.equal(tied_head.to(self._embedding), self._embedding):
+        tied_heads: list[torch.Tensor] = []
+        fill(self, self._without_tied(weights, tied_heads), self._held_part)
+        if tied_heads and not torch.equal(tied_heads[0].to(self._embedding), self._embedding):
             raise ValueError("tensor lm_head.weight differs from the embedding, though the configuration ties them")
         self.loaded()
+
+    def _without_tied(
+        self, weights: Iterable[tuple[str, torch.Tensor]], tied_heads: list[torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            if name == "lm_head.weight" and self.config.tie_word_embeddings:
+                tied_heads.append(held_part(name, tensor, self._embedding, self.parts().get(name)))
+            else:
+                yield name, tensor
 
     @torch.inference_mode()
     def loaded(self) -> None:
@@ -180,9 +166,11 @@ class DecoderModel(Model):
         rows: torch.Tensor | None = None,
         meanwhile: Callable[[], None] | None = None,
         adapters: AdapterBatch | None = None,
+        observe: Callable[[int, torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
-        x = self._embedded(input_ids)
-        rotation = Rotation(self._rotary, positions, x.dtype)
+        """As Model.hidden_states. Args: observe: gets each layer's index and input, which the layer may overwrite."""
+        x = self.embedded(input_ids)
+        rotation = Rotation(self.rotary, positions, x.dtype)
         ops = self._ops
         if adapters is not None:
             adapters.products.begin()
@@ -191,9 +179,13 @@ class DecoderModel(Model):
         for index, layer in enumerate(layers):
             if meanwhile is not None:
                 meanwhile()
+            if observe is not None:
+                observe(index, x)
             x = layer.forward(x, layer.attend(x, rotation, attention, index, ops), ops)
         if meanwhile is not None:
             meanwhile()
+        if observe is not None:
+            observe(len(layers), x)
         attended = last.attend(x, rotation, attention, len(layers), ops)
         if rows is not None:
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
@@ -202,7 +194,7 @@ class DecoderModel(Model):
         # No rows if every chunk ends before its prompt; kernels reject empty inputs.
         return last.forward(x, attended, ops) if len(x) else x
 
-    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Returns (num_tokens, hidden_size)."""
         if self.collectives is None:
             return F.embedding(input_ids, self._embedding)
@@ -219,19 +211,24 @@ class DecoderModel(Model):
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.logits_behind(hidden, self._norm, out)
+
+    @torch.inference_mode()
+    def logits_behind(self, hidden: torch.Tensor, norm: Norm, out: torch.Tensor | None = None) -> torch.Tensor:
+        """As `logits`, behind another norm than the last layer's."""
         if not len(hidden):
             return hidden.new_empty(0, self.config.vocab_size)
         if self.collectives is None:
-            return self._ops.norm_linear(hidden, self._norm, self._lm_head, out)
+            return self._ops.norm_linear(hidden, norm, self._lm_head, out)
         if self._vocabulary:
-            part = self._ops.norm_linear(hidden, self._norm, self._lm_head)
+            part = self._ops.norm_linear(hidden, norm, self._lm_head)
         else:
             part = hidden.new_empty(len(hidden), 0)
         whole = self.collectives.gather_columns(part, self.config.vocab_size, out)
         return part if whole is None else whole
 
 
-class _Layer:
+class DecoderLayer:
     def __init__(self, linears: Linears, counts: LayerCounts | None) -> None:
         config, dtype, device = linears.config, linears.dtype, linears.device
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -279,16 +276,3 @@ def _self_attention(linears: Linears) -> SelfAttention:
     if linears.config.latent is None:
         return SelfAttentionByHead(linears)
     return LatentSelfAttention(linears) if linears.config.indexer is None else IndexedSelfAttention(linears)
-
-
-def _part(name: str, tensor: torch.Tensor, parameter: torch.Tensor, part: Part | None) -> torch.Tensor:
-    """Returns the part of a checkpoint's tensor that belongs into the parameter. Args: part: None: all of it."""
-    whole = parameter.shape if part is None else part.whole
-    if tensor.shape != whole:
-        raise ValueError(f"tensor {name} has shape {tuple(tensor.shape)}, not {tuple(whole)}")
-    if parameter.dtype is FP8_DTYPE:
-        if tensor.dtype is not FP8_DTYPE:
-            raise ValueError(f"tensor {name} has dtype {tensor.dtype}, not {FP8_DTYPE}")
-    elif tensor.dtype not in _WEIGHT_DTYPES:
-        raise ValueError(f"tensor {name} has dtype {tensor.dtype}, which is not a plain float type")
-    return tensor if part is None else part.of(tensor)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tandem.engine.attention.scales import KvScales
-from tandem.engine.models.base import Model
+from tandem.engine.models.base import Weights
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.part import Int64s, Part
 from tandem.engine.ranks.group import SINGLE_GROUP, RankGroup
@@ -32,7 +32,7 @@ _NEWER_FIELDS: Mapping[str, object] = {
 
 
 @torch.inference_mode()
-def model_fingerprint(model: Model, kv_scales: KvScales | None = None, group: RankGroup = SINGLE_GROUP) -> str:
+def model_fingerprint(model: Weights, kv_scales: KvScales | None = None, group: RankGroup = SINGLE_GROUP) -> str:
     """Returns a short hex digest, equal where two workers compute with equal weights in the same way.
 
     All ranks of a worker call it, and the worker's number of ranks does not show in it: every rank sums its part of

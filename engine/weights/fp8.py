@@ -6,7 +6,7 @@ import torch
 
 from tandem.engine.layers.fp8 import FP8_DTYPE, dequantize, quantize_channels
 from tandem.engine.layers.fp8_linear import check_sizes
-from tandem.engine.models.base import Model
+from tandem.engine.models.base import Weights
 from tandem.engine.models.quantization import BLOCK, Quantization
 
 _INPUT_SCALE = "input_scale"
@@ -15,7 +15,7 @@ _INPUT_SCALE = "input_scale"
 def read_fp8(
     weights: Iterable[tuple[str, torch.Tensor]],
     quantization: Quantization,
-    model: Model,
+    model: Weights,
     device: torch.device,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields a checkpoint's tensors under the model's names and in its shapes.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.layers.fp8 import FP8_DTYPE, FP8_MAX
-from tandem.engine.models.base import Model
+from tandem.engine.models.base import Weights
 from tandem.engine.models.part import NO_PARTS, Part
 from tandem.engine.models.quantization import Quantization
 from tandem.engine.weights.fp8 import read_fp8
@@ -33,11 +32,10 @@ _DUMMY_EMBEDDING_SCALE = 8.0
 # A projection's inputs seldom exceed 16.
 _DUMMY_INPUT_SCALE = 16 / FP8_MAX
 _REPORT_INTERVAL_S = 0.1
-_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def load_weights(
-    model: Model,
+    model: Weights,
     model_dir: Path,
     load_format: str,
     quantization: Quantization | None,
@@ -61,9 +59,7 @@ def load_weights(
         return scales.scales()
     num_bytes = sum(path.stat().st_size for path in checkpoint_files(model_dir))
     weights = _reported(checkpoint_weights(model_dir), num_bytes, on_progress)
-    if model.config.extra_layers:
-        weights = _without_layers(weights, model.config.extra_layers)
-    weights = scales.without_scales(weights)
+    weights = scales.without_scales(_own(model, weights))
     if quantization is not None:
         weights = read_fp8(weights, quantization, model, device)
     model.load_weights(weights)
@@ -71,7 +67,7 @@ def load_weights(
 
 
 @torch.inference_mode()
-def _fill_with_dummies(model: Model, device: torch.device, on_progress: Callable[[str], None]) -> None:
+def _fill_with_dummies(model: Weights, device: torch.device, on_progress: Callable[[str], None]) -> None:
     parameters = dict(model.stacked_parameters())
     shapes = [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in parameters.items()]
     num_bytes = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in shapes)
@@ -81,13 +77,10 @@ def _fill_with_dummies(model: Model, device: torch.device, on_progress: Callable
     model.loaded()
 
 
-def _without_layers(
-    weights: Iterable[tuple[str, torch.Tensor]], layers: Collection[int]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _own(model: Weights, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in weights:
-        match = _LAYER.match(name)
-        if match is None or int(match[1]) not in layers:
-            yield name, tensor
+        if (own_name := model.own_name(name)) is not None:
+            yield own_name, tensor
 
 
 def checkpoint_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:

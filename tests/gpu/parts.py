@@ -22,13 +22,13 @@ _TWO_GPU_KILLS = "test_kills.py::test_ten_kills_between_two_gpus_change_nothing"
 PARTS: dict[str, tuple[str, ...]] = {
     "fp8-products": ("engine/layers/test_fp8_products.py",),
     "layers": (
-        "engine/layers/test_balanced_products.py",
         "engine/layers/test_cuda_ops.py",
         "engine/layers/test_fp8_quantize.py",
         "engine/layers/test_most_likely.py",
         "engine/layers/test_products.py",
         "engine/weights",
     ),
+    "few-rows": ("engine/layers/test_balanced_products.py", "engine/layers/test_few_rows_ring.py"),
     "adapters": ("engine/adapters",),
     "experts": ("engine/layers/experts", "engine/test_build.py", "engine/test_expert_balance.py"),
     "attention": ("engine/attention",),
@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "scenarios/test_overlap.py",
         "scenarios/test_quantized_pages.py",
     ),
-    "speculation": ("scenarios/test_speculation.py",),
+    "speculation": ("scenarios/test_model_drafts.py", "scenarios/test_speculation.py"),
     "pressure-flashinfer": (f"{_PRESSURE}[flashinfer-apart]", f"{_PRESSURE}[flashinfer-mixed]"),
     "pressure-triton": (f"{_PRESSURE}[triton-apart]", f"{_PRESSURE}[triton-mixed]"),
     "cluster": ("engine/kvcache", "kvtransfer", "pagestore", "test_cluster.py"),

@@ -43,7 +43,10 @@ class ExpertCounts:
     Attributes:
         layers: the layers with experts, ascending.
         counts: (len(layers), num_experts) int64 on the device.
+        is_last_whole: True if the last layer computes all tokens, not selected rows alone.
     """
+
+    is_last_whole = False
 
     def __init__(self, layers: Sequence[int], num_experts: int, num_layers: int, device: torch.device) -> None:
         """Args: num_layers: of the model, dense ones included."""
@@ -72,7 +75,8 @@ class ExpertCounts:
         tokens, rows = staged.view(torch.int32).chunk(2)
         before = {layer: of_layer.counted_rows for layer, of_layer in self._by_layer.items()}
         for layer, of_layer in self._by_layer.items():
-            of_layer.counted_rows = rows if layer == self._last_layer else tokens
+            is_selected = layer == self._last_layer and not self.is_last_whole
+            of_layer.counted_rows = rows if is_selected else tokens
         try:
             yield
         finally:

@@ -312,30 +312,36 @@ FAULTS: dict[str, Fault] = {
     "slots freed at their writer's stream end": Fault(
         slots_freed_at_their_writers_stream_end, "is granted, but belongs"
     ),
-    "slots unpinned at their reader's stream end": Fault(slots_unpinned_at_their_readers_stream_end, "is granted, but"),
+    "slots unpinned at their reader's stream end": Fault(
+        slots_unpinned_at_their_readers_stream_end, "is granted, but", first=25
+    ),
     "generations not compared": Fault(generations_not_compared, "is granted, but", first=40),
-    "slots granted before former users are quiet": Fault(slots_granted_before_former_users_are_quiet, "is granted"),
+    "slots granted before former users are quiet": Fault(
+        slots_granted_before_former_users_are_quiet, "is granted", first=20
+    ),
     "purges that leave pages being written": Fault(purges_that_leave_pages_being_written, "before reset"),
     "purges that leave the disk": Fault(purges_that_leave_the_disk, "before reset"),
     "failed purges reported as done": Fault(failed_purges_reported_as_done, "before reset", first=280),
-    "failed reads taken for pages": Fault(failed_reads_taken_for_pages, "another content"),
+    "failed reads taken for pages": Fault(failed_reads_taken_for_pages, "another content", first=14),
     "slots freed while the disk reads into them": Fault(
         slots_freed_while_the_disk_reads_into_them, "the disk uses it", first=236
     ),
     "pages evicted while written to disk": Fault(pages_evicted_while_written_to_disk, "the disk uses it"),
-    "disk reads not verified": Fault(disk_reads_not_verified, "another content than its key's", on_disk=True),
+    "disk reads not verified": Fault(disk_reads_not_verified, "another content than its key's", first=24, on_disk=True),
     "pages let go during their copy": Fault(pages_let_go_during_their_copy, "stores another content than the key's"),
     "epochs not compared": Fault(epochs_not_compared, "given back, but not granted", first=110),
     "sessions declared quiet at once": Fault(sessions_declared_quiet_at_once, "in a session that is quiet"),
     "pages entered before their copy ends": Fault(pages_entered_before_their_copy_ends, "holds other tokens"),
-    "loads freed with their epoch": Fault(loads_freed_with_their_epoch, "is freed while it is being copied"),
+    "loads freed with their epoch": Fault(loads_freed_with_their_epoch, "is freed while it is being copied", first=10),
     "keys without namespace": Fault(keys_without_namespace, "content than the key's"),
     "pages stored before they are computed": Fault(
         pages_stored_before_they_are_computed, "stores another content than the key's"
     ),
     "pages reported before their copy ends": Fault(pages_reported_before_their_copy_ends, "while being written"),
-    "finds ended while copies run": Fault(finds_ended_while_copies_run, "while being read"),
-    "growth that gives back at once": Fault(growth_that_gives_back_at_once, "gives back while copies hold pages"),
+    "finds ended while copies run": Fault(finds_ended_while_copies_run, "while being read", first=22),
+    "growth that gives back at once": Fault(
+        growth_that_gives_back_at_once, "gives back while copies hold pages", first=17
+    ),
     "growth that waits for ever": Fault(growth_that_waits_for_ever, "no progress"),
     "loads that outlive a reset": Fault(loads_that_outlive_a_reset, "reset"),
     "pages loaded from their neighbours' slots": Fault(pages_loaded_from_their_neighbours_slots, "holds other tokens"),

@@ -42,6 +42,10 @@ class _Loop:
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> None:
         self._soon.append(partial(callback, *args))
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._soon
+
     def run_ready(self) -> None:
         while self._soon:
             self._soon.popleft()()
@@ -105,7 +109,7 @@ class SimCall:
                 self._run(self._handler.throw, asyncio.CancelledError())
 
     def _go_on(self) -> None:
-        if self._end is not None:
+        if self._end is not None or (self._waits_for is not None and not self._waits_for.done() and self._loop.is_idle):
             return
         if self._handler is None:
             self._handler = self._handle()

@@ -133,6 +133,9 @@ class SimWorker:
                 clock=simulation.clock,
                 max_pages_in_flight=3,
             )
+        both = self.scheduler
+        self._schedulers: list[Scheduler] = [both._prefill, both._decode] if isinstance(both, BothScheduler) else [both]
+        self._decode = next((part for part in self._schedulers if isinstance(part, DecodeScheduler)), None)
         hello = Hello(
             PROTOCOL_VERSION,
             worker_id,
@@ -187,8 +190,9 @@ class SimWorker:
         given_away = set(self.cache._allocator.free_pages())
         for handle in self.cache._handles.values():
             given_away.update(handle.page_ids[handle.num_shared :] if handle.leased else ())
-        for other in self.simulation.workers.values():
-            assert other is self or not other.running() & self.running(), "an attempt runs on two workers"
+        if running := self.running():
+            for other in self.simulation.workers.values():
+                assert other is self or running.isdisjoint(other.running()), "an attempt runs on two workers"
         in_use = self.engine.pages_in_use
         assert not in_use & given_away, f"{self.incarnation}: a forward in flight has pages of somebody else"
 
@@ -205,8 +209,8 @@ class SimWorker:
 
     def check_overtakes(self, lease_id: str) -> None:
         """Check that a lease granted early overtakes no waiting lease more often than allowed."""
-        (decode,) = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
-        book = decode._leases
+        assert self._decode is not None
+        book = self._decode._leases
         if all(waiting.lease_id != lease_id for waiting in book._waiting._queue):
             # Its pages were kept for it, or they go ahead of a move, which may not overtake.
             is_ahead = bool(book._granted[lease_id].admit.copy_of)
@@ -262,17 +266,12 @@ class SimWorker:
             assert self.simulation.clock.now - last >= KEEP_S, "a link is dropped at once"
             self.simulation.num_forgotten_links += receiver.alive
 
-    @property
-    def _schedulers(self) -> list[Scheduler]:
-        both = self.scheduler
-        return [both._prefill, both._decode] if isinstance(both, BothScheduler) else [both]
-
     def attempts(self) -> set[AttemptKey]:
         return set[AttemptKey]().union(*map(_attempts, self._schedulers))
 
     def running(self) -> set[AttemptKey]:
-        decodes = [part for part in self._schedulers if isinstance(part, DecodeScheduler)]
-        return {(job.request_id, job.attempt) for part in decodes for job in part._running}
+        decode = self._decode
+        return {(job.request_id, job.attempt) for job in decode._running} if decode is not None else set()
 
     def take(self, event: Event) -> None:
         """Take a link event, which may overtake an earlier router message."""

@@ -7,6 +7,7 @@ import pytest
 
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker.config import AUTO_SPECULATION, DecodeConfig
+from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.decode_worker.pacing import StepPace
 from tandem.messages import Finished, FirstToken, ForwardTimes, Tokens, WorkerMessage
@@ -58,7 +59,7 @@ class Speculating:
             prefill={"num_pages": 64}, asynchronous=True, config=DecodeConfig(speculation=speculation), page_size=4
         )
         scheduler = self.pair.d.scheduler
-        assert scheduler._drafting is not None
+        assert isinstance(scheduler._drafting, Drafting)
         if scheduler._drafting._policy is not None:
             scheduler._drafting._drafter = ScriptedDrafter
             scheduler._drafting._policy._price = Price(scheduler._timer, lost_s)
@@ -152,7 +153,7 @@ def test_random_drafts_beside_prompts_change_no_token(seed: int, min_mixed: int)
     engine = FakeEngine(200, 4, asynchronous=True, min_mixed=min_mixed)
     worker = LocalWorker(engine, PrefillConfig(8), DecodeConfig(speculation=AUTO_SPECULATION), take)
     scheduler = worker.scheduler._decode
-    assert scheduler._drafting is not None
+    assert isinstance(scheduler._drafting, Drafting)
     scheduler._drafting._drafter = ScriptedDrafter
     assert scheduler._drafting._policy is not None
     scheduler._drafting._policy._price = Price(scheduler._timer, 0.0)

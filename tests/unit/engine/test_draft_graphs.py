@@ -1,17 +1,20 @@
 """Steps with drafts as graphs, replayed in plain torch, against steps without graphs."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tandem.engine import draft_graphs, graph_runner
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_costs import DraftCosts
 from tandem.engine.draft_graphs import DraftGraphs, draft_graph_sizes
 from tandem.engine.engine import Engine
+from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.trial_batches import TrialBatches
 from tandem.sampling_params import SamplingParams
@@ -56,6 +59,23 @@ def test_graphs_match_single_launches(
     # A larger step has no graph.
     assert engine._run_graph(TrialBatches(built.model.config).drafted(25, 4, sampling), None) is None
     built.close()
+
+
+def test_all_sizes_of_steps_are_timed(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay_in_torch(monkeypatch)
+    engine = build_engine(EngineConfig(model_dir, load_format="dummy", num_pages=8), "drafts", list[str]().append)
+    attention, device = FixedSizes(engine.pool), torch.device("cpu")
+
+    def timed(replay: Callable[[], None]) -> float:
+        replay()
+        return 1.5
+
+    for graphs in (draft_graphs, graph_runner):
+        monkeypatch.setattr(graphs, "shortest_s", timed)
+    plain = DecodeGraphs(engine.model, attention, device, 4, 8, list[str]().append)
+    drafted = DraftGraphs(engine.model, attention, device, [2, 8], 8, list[str]().append)
+    assert plain.times_s((1, 4, 6)) == {1: 1.5, 4: 1.5} and drafted.times_s() == {2: 1.5, 8: 1.5}
+    engine.close()
 
 
 def test_trial_steps_have_the_asked_rows(model_dir: str) -> None:

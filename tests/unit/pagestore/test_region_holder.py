@@ -124,7 +124,12 @@ def test_only_the_token_opens(path: Path) -> None:
     take_region(path, TOKEN)
 
 
-@pytest.mark.parametrize("packet", [b"", b"\xff", b"null", b"[]", b'{"token": "\\ud800", "do": "take"}', b"[" * 60000])
+NO_PID = b'{"token": "", "do": "begin", "follower_pids": [Infinity]}'
+
+
+@pytest.mark.parametrize(
+    "packet", [b"", b"\xff", b"null", b"[]", b'{"token": "\\ud800", "do": "take"}', b"[" * 60000, NO_PID]
+)
 def test_a_caller_that_sends_nonsense_gets_nothing_and_ends_nothing(path: Path, packet: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
         caller.connect(str(path))

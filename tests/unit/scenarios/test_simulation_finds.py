@@ -60,7 +60,7 @@ def test_a_page_freed_one_step_early_is_caught(monkeypatch: pytest.MonkeyPatch) 
     """The bug that deferred freeing prevents: pages are freed while copies launched with them still run."""
     original = CacheManager.release_pages
     monkeypatch.setattr(CacheManager, "release_pages", lambda self, handle, after=(): original(self, handle))
-    assert find_violation(first=240)
+    assert find_violation(first=278)
 
 
 def test_a_dropped_release_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_stream_end_without_effect_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_unreported_stream_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ControlClient, "_end_stream", lambda self: setattr(self, "router", ""))
-    assert find_violation()
+    assert find_violation(first=20)
 
 
 def test_an_abort_that_hits_another_router_s_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_an_abort_that_hits_another_router_s_request_is_caught(monkeypatch: pyte
         return request_id.rpartition("-")[2]
 
     monkeypatch.setattr(DecodeScheduler, "_abort", abort)
-    assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL)
+    assert "wrongly" in find_violation(ONLY_ROUTERS_FAIL, first=8)
 
 
 def test_links_chosen_by_the_last_router_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_links_that_end_with_a_router_are_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_links_that_a_dead_router_keeps_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PeerUnion, "forget_router", lambda self, router: None)
-    assert find_violation(first=100)
+    assert find_violation(first=105)
 
 
 def test_link_reported_to_only_one_router_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ def test_sending_epoch_end_taken_by_lease_book_is_caught(
 def test_pool_filled_by_remote_prompts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers that prefill for each other wait for each other's pages."""
     monkeypatch.setattr(PageCeiling, "fits", lambda self, shared, num_private: True)
-    assert "no progress" in find_violation(ONLY_ROUTERS_FAIL, first=217, two_way=True)
+    assert "no progress" in find_violation(ONLY_ROUTERS_FAIL, first=255, two_way=True)
 
 
 def test_pages_shipped_before_their_launch_completes_are_caught(
@@ -305,8 +305,10 @@ def test_pages_shipped_before_their_launch_completes_are_caught(
 # --- mixed steps ---
 
 
-@pytest.mark.parametrize("kind", [DecodeStep, PromptChunks])
-def test_mixed_step_in_one_list_only_is_caught(kind: type[ForwardPart], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "first"), [(DecodeStep, 291), (PromptChunks, 278)])
+def test_mixed_step_in_one_list_only_is_caught(
+    kind: type[ForwardPart], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With one list per kind, a mixed step would be missing from the other list, and its pages freed while it runs."""
     original = LaunchList.using
 
@@ -322,7 +324,7 @@ def test_mixed_step_in_one_list_only_is_caught(kind: type[ForwardPart], monkeypa
             self._launches = launches
 
     monkeypatch.setattr(LaunchList, "using", using)
-    assert "in flight" in find_violation(asynchronous=True, first=274, two_way=True)
+    assert "in flight" in find_violation(asynchronous=True, first=first, two_way=True)
 
 
 def test_decoding_before_the_prompt_is_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

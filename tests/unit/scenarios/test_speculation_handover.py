@@ -11,7 +11,7 @@ from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
-from tandem.messages import Finished, FirstToken, NamespaceOwners, TokenEvent, Tokens
+from tandem.messages import Finished, FirstToken, NamespaceOwners, ResetCache, TokenEvent, Tokens
 from tandem.sampling_params import SamplingParams
 from tandem.worker.events import FromRouter
 from tests.cluster.conftest import save_tiny_model
@@ -139,5 +139,8 @@ def test_requests_draft_from_outputs_of_the_same_key_only(engines: list[Engine],
     assert accepted("key/") == accepted("other/") == 0
     found = accepted("key/")
     assert found > len(one["another"].token_ids) // 2
+    pair.d.scheduler.receive(FromRouter(ResetCache()))
+    assert accepted("key/") == found
+    found = accepted("key/")
     pair.d.scheduler.receive(FromRouter(NamespaceOwners(("other",))))
     assert accepted("key/") == found

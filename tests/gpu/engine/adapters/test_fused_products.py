@@ -15,6 +15,7 @@ QKV = ([2048, 512, 512], 1024, 64), False, False, True
 O = ([1024], 2048, 16), False, True, False  # noqa: E741
 GATE_UP = ([8704, 8704], 256, 16), True, False, False
 DOWN = ([1024], 3584, 128), False, True, False
+OF_RANK_1 = ([512, 256, 256], 256, 1), False, False, False
 
 
 class Product:
@@ -57,7 +58,11 @@ class Product:
         assert ((found.float() - expected).abs() / (1 + size + expected.abs())).max() < 0.02
 
 
-CASES = [(kind, rows) for kind in (QKV, O, GATE_UP, DOWN) for rows in (1, 32, 64)] + [(GATE_UP, 65), (GATE_UP, 128)]
+CASES = [(kind, rows) for kind in (QKV, O, GATE_UP, DOWN) for rows in (1, 32, 64)] + [
+    (GATE_UP, 65),
+    (GATE_UP, 128),
+    (OF_RANK_1, 32),
+]
 
 
 @pytest.mark.parametrize(("kind", "num_rows"), CASES)

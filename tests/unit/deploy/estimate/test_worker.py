@@ -1,6 +1,7 @@
 """One worker's estimate against measurements on H200s (docs/benchmarks.md, docs/reports/h200)."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from tandem.deploy.estimate.experts import FP8_EXPERTS, experts_s
 from tandem.deploy.estimate.gpus import GPUS
 from tandem.deploy.estimate.latents import expansion_flops
 from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
+from tandem.engine.draft_models.config import DrafterConfig
 from tandem.engine.floors import decode_floor, expert_flops, expert_weight_bytes, prefill_floor
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.latent import IndexerConfig
@@ -281,3 +283,20 @@ def test_drafts_are_rows_that_read_no_more_weights() -> None:
     assert plain.decode_step(4, 2048) < drafting.decode_step(4, 2048) < 1.1 * plain.decode_step(4, 2048)
     # Attention reads the KV of a sequence once.
     assert plain.decode_step(64, 2048) < drafting.decode_step(64, 2048) < plain.decode_step(256, 2048)
+
+
+def test_a_model_that_drafts_takes_memory_and_time() -> None:
+    plain = Worker(LLAMA_8B, H200, num_drafts=3)
+    small = DrafterConfig("draft", Path(), QWEN_0_6B, QWEN_0_6B.num_layers)
+    drafting = replace(plain, drafter=small)
+    taken = drafting.memory("decode").weights - plain.memory("decode").weights
+    assert taken == small.weight_bytes == pytest.approx(1.5e9, rel=0.1)
+    # Its 28 layers are nearly as large in the pages as the model's 32.
+    assert drafting.layout.page_bytes == pytest.approx((1 + 28 / 32) * plain.layout.page_bytes, rel=0.01)
+    assert drafting.transfer(1000) == pytest.approx((1 + 28 / 32) * plain.transfer(1000), rel=0.01)
+    # Three passes make drafts, and one computes all rows.
+    of_pass = (drafting.decode_step(8, 1024) - plain.decode_step(8, 1024)) / 4
+    assert small.weight_bytes / H200.limits.copy_bandwidth < of_pass < 0.002
+    assert 1.05 * plain.prefill(1, 8192) < drafting.prefill(1, 8192) < 1.2 * plain.prefill(1, 8192)
+    with pytest.raises(ValueError, match="a model that drafts is for workers of one rank, not 2"):
+        replace(drafting, degree=2)

@@ -1,6 +1,7 @@
 """Loads, evictions and waits for slots, with a real loader on a small model."""
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -184,6 +185,16 @@ def test_changed_files_are_refused_until_the_adapter_is_added_again(adapters: Ad
         adapters.manager.acquire(info.content_hash)
     info = adapters.add(1)
     adapters.loaded(info)
+
+
+def test_numbers_that_are_not_finite_are_refused(adapters: Adapters, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "broken", ModelConfig.from_dir(tmp_path), 4, size=math.inf)
+    info = read_info(path, ModelConfig.from_dir(tmp_path), MAX_RANK)
+    adapters.manager.add(info)
+    adapters.manager.prefetch(info.content_hash)
+    assert adapters.settled() == {info.content_hash: AdapterState.FAILED}
+    with pytest.raises(AdapterError, match=r"module .*_proj of adapter .*broken has numbers that are not finite"):
+        adapters.manager.acquire(info.content_hash)
 
 
 def test_host_cache_is_bounded(tmp_path: Path) -> None:

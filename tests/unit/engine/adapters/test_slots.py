@@ -16,6 +16,7 @@ from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
+from tandem.engine.draft_graphs import DraftGraphs
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.kvcache.pool import CpuKvPool
@@ -90,6 +91,19 @@ def test_one_graph_computes_every_mix(case: Case, slots: list[int]) -> None:
     batch = Batch("decode", decoded)
     output = graphs.run(batch, None)
     assert output is not None and output.most_likely.tolist() == case.eager(batch)
+
+
+def test_draft_graph_gives_each_row_its_adapter(case: Case) -> None:
+    graphs = DraftGraphs(case.model, case.attention, CPU, [8], 6, lambda doing: None, case.slots)
+    for slots in ([1, NO_ADAPTER], [NO_ADAPTER, NO_ADAPTER], [2, 0]):
+        decoded = case.sequences(slots, 5)
+        for sequence, draft_ids in zip(decoded, ([3, 4, 5], [6]), strict=True):
+            sequence.token_ids[6:] = []
+            sequence.draft_ids = draft_ids
+            sequence.extend(1 + len(draft_ids))
+        batch = Batch("decode", decoded)
+        output = graphs.run(batch)
+        assert output is not None and output.most_likely.tolist() == case.eager(batch)
 
 
 def test_prefill_graph_selects_the_rows_of_the_last_layer(case: Case) -> None:

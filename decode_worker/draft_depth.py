@@ -1,0 +1,85 @@
+"""Number of drafts that a model makes for each request of a step."""
+
+from collections.abc import Sequence
+
+from tandem.decode_worker.draft_policy import FILLED
+from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.engine.draft_costs import DraftCosts
+from tandem.messages import ForwardTimes
+from tandem.worker.forward_timer import ForwardTimer
+
+# Steps between two that draft although none is expected to gain time, so that acceptance stays known.
+PROBE_STEPS = 64
+# Weight of a step in the means of drafting times.
+WEIGHT = 1 / 16
+
+
+class DraftDepth:
+    """Chooses one depth for all requests, because a pass of the drafter takes about as long for all as for one.
+
+    The best depth has the most expected tokens per second, by the acceptance of each request, the times of steps and
+    those of the drafter's passes.
+    """
+
+    def __init__(
+        self,
+        timer: ForwardTimer,
+        itl_objective_s: float,
+        costs: DraftCosts | None = None,
+        price: OverlapPrice | None = None,
+    ) -> None:
+        """Args: as of DraftPolicy."""
+        self._timer = timer
+        self._objective_s = itl_objective_s
+        self._costs = costs
+        self._price = price
+        self._pass_s = 0.0
+        # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
+        self._drafting_s = 0.0
+        self._num_without = 0
+
+    def drafted(self, num_passes: int, seconds: float) -> None:
+        """Records a step's drafting; 0 passes: it had no drafts."""
+        self._drafting_s += WEIGHT * (seconds - self._drafting_s)
+        self._num_without = 0 if num_passes else self._num_without + 1
+        if num_passes:
+            of_pass = seconds / num_passes
+            self._pass_s += (WEIGHT if self._pass_s else 1.0) * (of_pass - self._pass_s)
+
+    def choose(self, requests: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> int:
+        """Returns the drafts of each request, of which one may have fewer.
+
+        Args:
+            requests: that may have drafts: acceptance, and the most drafts.
+            num_requests, num_context: as of DraftPolicy.choose.
+        """
+        most = max((of_request for _, of_request in requests), default=0)
+        times = self._timer.times()
+        if self._price is not None and not self._price.allows_drafts:
+            return 0
+        if not times.step_s or not self._pass_s:
+            # Both are measured with the first drafts.
+            return min(1, most)
+        plain_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
+        plain_s = max(times.request_s, plain_s - self._drafting_s)
+        limit_s = FILLED * self._objective_s if plain_s < FILLED * self._objective_s else float("inf")
+        num_tokens, num_drafts = float(num_requests), 0
+        best, best_rate = 0, num_tokens / plain_s
+        for depth in range(1, most + 1):
+            chances = [acceptance**depth for acceptance, of_request in requests if of_request >= depth]
+            num_tokens, num_drafts = num_tokens + sum(chances), num_drafts + len(chances)
+            step_s = plain_s + depth * self._pass_s + self._rows_s(num_requests, num_drafts, times)
+            if self._price is not None:
+                step_s = self._price.uncorrected_s(step_s)
+            if step_s > limit_s:
+                break
+            if num_tokens / step_s > best_rate:
+                best, best_rate = depth, num_tokens / step_s
+        return best or min(int(self._num_without >= PROBE_STEPS), most)
+
+    def _rows_s(self, num_requests: int, num_drafts: int, times: ForwardTimes) -> float:
+        """Returns the seconds that rows of drafts add to a step."""
+        if self._costs is None:
+            return num_drafts * times.request_s
+        extras = self._costs.extras_s(num_requests, num_drafts)
+        return next((seconds for most, seconds in extras if most >= num_drafts), float("inf"))

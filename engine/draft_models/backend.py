@@ -1,0 +1,142 @@
+"""Attention of a target and its drafter over the same pages, and the states between them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from tandem.engine.attention.base import Attention, AttentionBackend
+from tandem.engine.attention.drafted_layout import DraftedLayout
+from tandem.engine.attention.page_tables import Int64s
+from tandem.engine.batch import Batch
+from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.token_sequence import TokenSequence
+from tandem.engine.upload import Packed
+
+# Instead of a place: the state is that of the row before, or zeros before a sequence's first token.
+ROW_BEFORE, NO_STATE = -1, -2
+
+
+class States(ABC):
+    """States of one planned forward pass's tokens, kept in their pages for the rows behind them."""
+
+    @abstractmethod
+    def exchange(self, states: torch.Tensor) -> torch.Tensor:
+        """Keeps the states of the planned tokens, and returns those of the tokens before them.
+
+        Args:
+            states: (num_tokens, state_size).
+        """
+
+
+class PageStates(States):
+    """States in the pages of a pool.
+
+    They travel with a handover and stay with a cached prefix, as keys and values do.
+    """
+
+    def __init__(self, pool: KvPool, layout: DraftedLayout) -> None:
+        assert layout.state_size
+        self.layout = layout
+        self.device = pool.device
+        begin = layout.states_offset
+        region = pool.memory_and_dummy[:, begin : begin + layout.num_states * layout.state_bytes]
+        # (num_pages, num_states, state_size).
+        self._pages = region.view(getattr(torch, layout.dtype)).unflatten(1, (layout.num_states, layout.state_size))
+        # int64 each: tokens whose state is written, the places for it, and for each token where the state before it is.
+        self._kept = self._written = self._read = torch.empty(0, dtype=torch.int64)
+
+    def plan(self, batch: Batch) -> None:
+        kept, written, read = self.places(batch.sequences)
+        self._kept, self._written, self._read = Packed(kept, written, read).to(self.device)
+
+    def exchange(self, states: torch.Tensor) -> torch.Tensor:
+        before = self.states_before(self._read, states)
+        self.write(self._written, states.index_select(0, self._kept))
+        return before
+
+    def before(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+        """Returns the states before the next token of each sequence, (len(sequences), state_size)."""
+        [read] = Packed(np.array([self._place_before(s) for s in sequences])).to(self.device)
+        return self._at(read).masked_fill_((read == NO_STATE)[:, None], 0)
+
+    def states_before(self, read: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Returns the states before a forward pass's tokens, (num_tokens, state_size).
+
+        Args:
+            read: (num_tokens,), as of `places`.
+            states: of the tokens.
+        """
+        before = torch.where((read >= 0)[:, None], self._at(read), states.roll(1, 0))
+        return before.masked_fill_((read == NO_STATE)[:, None], 0)
+
+    def write(self, places: torch.Tensor, states: torch.Tensor) -> None:
+        num_states = self.layout.num_states
+        self._pages[places // num_states, places % num_states] = states
+
+    def places(self, sequences: Sequence[TokenSequence]) -> tuple[Int64s, Int64s, Int64s]:
+        """Returns the tokens whose state is kept, the places for them, and for each token where the state before it is:
+        a place, ROW_BEFORE or NO_STATE.
+
+        A place is page * num_states + number in the page.
+        """
+        page_size, num_states = self.layout.page_size, self.layout.num_states
+        kept, written, read, num_before = [], [], [], 0
+        for s in sequences:
+            new = np.arange(s.cached_len, s.device_len)
+            # Later tokens of the page would overwrite those of others.
+            last = new[new + num_states >= np.minimum((new // page_size + 1) * page_size, s.device_len)]
+            kept.append(last - s.cached_len + num_before)
+            pages = np.asarray(s.page_ids[: self.layout.num_pages_for(s.device_len)], np.int64)
+            written.append(pages[last // page_size] * num_states + last % page_size % num_states)
+            of_sequence = np.full(len(new), ROW_BEFORE)
+            of_sequence[0] = self._place_before(s)
+            read.append(of_sequence)
+            num_before += len(new)
+        return np.concatenate(kept), np.concatenate(written), np.concatenate(read)
+
+    def _at(self, places: torch.Tensor) -> torch.Tensor:
+        places, num_states = places.clamp(min=0), self.layout.num_states
+        return self._pages[places // num_states, places % num_states]
+
+    def _place_before(self, s: TokenSequence) -> int:
+        if not s.cached_len:
+            return NO_STATE
+        page, offset = divmod(s.cached_len - 1, self.layout.page_size)
+        return s.page_ids[page] * self.layout.num_states + offset % self.layout.num_states
+
+
+class DraftedAttention(Attention):
+    """
+    Attributes:
+        states: None if the drafter reads none.
+    """
+
+    target: Attention
+    drafter: Attention
+    states: States | None
+
+
+class DraftedBackend(AttentionBackend, DraftedAttention):
+    """Not chosen by name: it joins the backends chosen for the target and for the drafter."""
+
+    layout = DraftedLayout
+    reads = "pages with a drafter's layers"
+
+    target: AttentionBackend
+    drafter: AttentionBackend
+    states: PageStates | None
+
+    def __init__(self, target: AttentionBackend, drafter: AttentionBackend, states: PageStates | None) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.states = states
+        self.computes_mixed = target.computes_mixed and drafter.computes_mixed
+        self.computes_drafts = target.computes_drafts and drafter.computes_drafts
+
+    def plan(self, batch: Batch) -> None:
+        self.target.plan(batch)
+        self.drafter.plan(batch)
+        if self.states is not None:
+            self.states.plan(batch)

@@ -1,0 +1,79 @@
+"""Depth of a model's drafts by acceptance and times."""
+
+from typing import cast
+
+import pytest
+
+from tandem.decode_worker.draft_depth import PROBE_STEPS, DraftDepth
+from tandem.messages import ForwardTimes
+from tandem.worker.forward_timer import ForwardTimer
+
+# A step of one request takes 11 ms.
+TIMES = ForwardTimes(step_s=0.010, request_s=0.001)
+
+
+class Timer:
+    def __init__(self, times: ForwardTimes) -> None:
+        self._times = times
+
+    def times(self) -> ForwardTimes:
+        return self._times
+
+
+def depth_of(times: ForwardTimes = TIMES, objective_s: float = 0.0, pass_s: float = 0.002) -> DraftDepth:
+    depth = DraftDepth(cast(ForwardTimer, Timer(times)), objective_s)
+    if pass_s:
+        # The mean of all steps forgets them.
+        for seconds in (pass_s, *[0.0] * 200):
+            depth.drafted(int(seconds > 0), seconds)
+        depth.drafted(1, pass_s)
+    return depth
+
+
+def test_drafts_are_as_deep_as_they_gain_time() -> None:
+    assert depth_of().choose([(1.0, 4)], 1, 100) == 4
+    assert depth_of().choose([(1.0, 2)], 1, 100) == 2
+    # The second draft of three milliseconds is right with a chance of a quarter.
+    assert depth_of().choose([(0.5, 4)], 1, 100) == 1
+    assert depth_of().choose([(0.1, 4)], 1, 100) == 0
+    assert depth_of().choose([], 1, 100) == 0
+
+
+def test_a_slow_drafter_and_a_large_batch_have_none() -> None:
+    assert depth_of(pass_s=0.02).choose([(0.9, 4)], 1, 100) == 0
+    # A pass is shared by all requests, but each row has its price.
+    assert depth_of(pass_s=0.02).choose([(0.9, 4)] * 16, 16, 100) == 0
+    cheap_rows = ForwardTimes(step_s=0.010, request_s=0.0001)
+    assert depth_of(cheap_rows, pass_s=0.002).choose([(0.9, 4)] * 16, 16, 100) == 4
+
+
+def test_drafting_is_part_of_the_measured_time_of_steps() -> None:
+    timed = depth_of(ForwardTimes(step_s=0.018, request_s=0.001))
+    for _ in range(200):
+        timed.drafted(4, 0.008)
+    assert timed.choose([(0.5, 4)], 1, 100) == depth_of().choose([(0.5, 4)], 1, 100)
+
+
+def test_objective_is_a_limit_unless_it_is_missed_anyway() -> None:
+    assert depth_of(objective_s=0.020).choose([(1.0, 4)], 1, 100) == 2
+    assert depth_of(objective_s=0.001).choose([(1.0, 4)], 1, 100) == 4
+
+
+def test_first_steps_measure() -> None:
+    assert depth_of(ForwardTimes(), pass_s=0.0).choose([(0.5, 4)], 1, 100) == 1
+    assert depth_of(pass_s=0.0).choose([(0.5, 4)], 1, 100) == 1
+
+
+def test_acceptance_stays_known_where_drafts_lose() -> None:
+    depth = depth_of()
+    chosen = []
+    for _ in range(2 * PROBE_STEPS + 2):
+        chosen.append(depth.choose([(0.01, 4)], 1, 100))
+        depth.drafted(chosen[-1], 0.002 * chosen[-1])
+    assert sum(chosen) == 2 and max(chosen) == 1
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 1.0])
+def test_no_draft_is_chosen_beyond_the_most(acceptance: float) -> None:
+    depth = depth_of()
+    assert all(depth.choose([(acceptance, 1), (acceptance, 0)], 2, 9) <= 1 for _ in range(PROBE_STEPS + 1))
