@@ -31,7 +31,7 @@ ROUTER = "router"
 NUM_STREAMS = 6
 MAX_TOKENS = 60
 TURN_S = 0.01
-PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.2}
+PENALTIES: dict[str, Any] = {"presence_penalty": 0.5, "frequency_penalty": 0.2}
 # Of a stream at each turn.
 MOVE_CHANCE = 0.25
 
@@ -139,7 +139,7 @@ def check(engines: dict[str, Engine], oracle: Oracle, seed: int) -> tuple[int, i
     alone, moving = Requests(), Requests()
     for number in range(NUM_STREAMS):
         prompt_ids = rng.choices(range(VOCAB_SIZE), k=rng.randint(1, 40))
-        drawn = {"seed": rng.getrandbits(32), "temperature": 0.8, "top_p": 0.95} if number % 3 else {}
+        drawn: dict[str, Any] = {"seed": rng.getrandbits(32), "temperature": 0.8, "top_p": 0.95} if number % 3 else {}
         sampling = SamplingParams(MAX_TOKENS, **PENALTIES, num_logprobs=0, **drawn)
         for requests in (alone, moving):
             requests[f"{ROUTER}-{number}"] = Request(prompt_ids, sampling)
