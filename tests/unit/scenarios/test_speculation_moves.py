@@ -94,7 +94,7 @@ class Movers(BothWorkers):
     def _start(self, name: str, prefill_at: str, decode_at: str, *, is_move: bool = False) -> None:
         request = self.requests[name]
         self._places[name] = decode_at
-        given: tuple[Any, ...] = (tuple(request.prompt_ids), tuple(request.token_ids), request.sampling)
+        given = tuple(request.prompt_ids), tuple(request.token_ids), request.sampling
         age = list(self.requests).index(name)
         admit = Admit(name, request.attempt, *given, 60.0, age, prefill_worker_id=prefill_at)
         self.workers[decode_at].scheduler.receive(FromRouter(admit))
