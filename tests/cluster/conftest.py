@@ -85,6 +85,24 @@ class Oracle:
             logits = self._model(torch.tensor([[*prompt_ids, *output_ids]])).logits[0]
         return logits[len(prompt_ids) - 1 : -1].argmax(-1).tolist() == list(output_ids)
 
+    def may_draw(self, prompt_ids: Sequence[int], output_ids: Sequence[int], sampling: SamplingParams) -> bool:
+        """Return whether each token may be drawn from transformers' logits, in one forward pass.
+
+        Batches and attempts round logits differently. Where a random number lies at two tokens' border, both are right.
+        """
+        from benchmarks.soak.possible_tokens import possible_tokens
+        from tandem.engine.randomness import uniform
+        from tandem.engine.sampler import process_logits
+        from tandem.engine.token_sequence import TokenSequence
+
+        rows = self.logits([*prompt_ids, *output_ids])[len(prompt_ids) - 1 : -1]
+        for index, token_id in enumerate(output_ids):
+            known = TokenSequence([*prompt_ids, *output_ids[:index]], len(prompt_ids), [], sampling=sampling)
+            row = process_logits(rows[index : index + 1], [known])[0]
+            if not possible_tokens(row, sampling, uniform(sampling.seed, known.length))[token_id]:
+                return False
+        return True
+
     def confirms_sampled(self, prompt_ids: Sequence[int], output_ids: Sequence[int], **params: Any) -> bool:
         """Return whether our sampler draws an output from transformers' logits, in one forward pass.
 

@@ -14,13 +14,14 @@ import pytest
 import ray
 
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import RESTART_S, Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream
 
 # The load takes turns with starting processes on a busy host.
 pytestmark = pytest.mark.timeout(1800)
 NUM_TOKENS = 250
-SAMPLED = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.5}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.5}
 
 
 @pytest.fixture
@@ -81,15 +82,16 @@ def start_streams(
     return streams
 
 
-def check_exact(served: ServedCluster, oracle: Oracle, streams: Sequence[LiveStream]) -> None:
-    """Check greedy streams by transformers, and sampled ones by an undisturbed run."""
+def check_exact(oracle: Oracle, streams: Sequence[LiveStream]) -> None:
+    """Check all streams by transformers. An undisturbed run of a sampled one may differ where rounding decides."""
     for stream in streams:
         answer = stream.finish()
         assert len(answer.token_ids) == stream.sampling["max_tokens"]
         if "seed" not in stream.sampling:
             assert oracle.confirms(stream.prompt_ids, answer.token_ids)
         else:
-            assert served.complete(stream.prompt_ids, **stream.sampling).token_ids == answer.token_ids
+            sampling = SamplingParams(len(answer.token_ids), seed=stream.sampling["seed"], **SAMPLED)
+            assert oracle.may_draw(stream.prompt_ids, answer.token_ids, sampling)
 
 
 def busiest_worker(served: ServedCluster) -> str:
@@ -124,7 +126,7 @@ def test_streams_of_a_leaving_worker_move(served: ServedCluster, tiny_oracle: Or
     with leaving(served, busiest_worker(served)):
         for stream in streams:
             stream.finish()
-    check_exact(served, tiny_oracle, streams)
+    check_exact(tiny_oracle, streams)
     assert num_moved(streams) >= 1
     show_gaps("moved", streams)
 
@@ -141,7 +143,7 @@ def test_pretrained_model_s_streams_move(clusters: Clusters, tiny_config: Cluste
         stream.finish()
     while job.next_line(RESTART_S) is not None:
         pass
-    check_exact(served, Oracle(smollm2_dir), streams)
+    check_exact(Oracle(smollm2_dir), streams)
     assert num_moved(streams) >= 1
     show_gaps("moved", streams)
     served.wait_clean()
@@ -160,7 +162,7 @@ def test_two_hundred_moves_under_load(roomy: ServedCluster, tiny_oracle: Oracle)
                 stream.finish()
         for stream in streams:
             (moved if num_moved([stream]) else others).append(stream)
-        check_exact(roomy, tiny_oracle, streams)
+        check_exact(tiny_oracle, streams)
         print(f"{len(moved)} moved, {len(others)} others", flush=True)
     show_gaps("moved", moved)
     show_gaps("others", others)
@@ -185,6 +187,6 @@ def test_kill_of_either_side_during_moves_loses_no_token(
             for stream in streams:
                 stream.finish()
         wait_linked(roomy)
-        check_exact(roomy, tiny_oracle, streams)
+        check_exact(tiny_oracle, streams)
         num_restarted += sum(stream.finish().last.handover.attempts > 1 for stream in streams)
     assert num_restarted

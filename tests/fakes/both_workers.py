@@ -1,4 +1,4 @@
-"""Linked workers of role both with fake engines, without processes or sockets.
+"""Linked workers of role both, by default with fake engines, without processes or sockets.
 
 The test delivers the messages.
 """
@@ -37,10 +37,16 @@ OpenSender = Callable[[Any, bytes], SenderTransport]
 
 class BothWorker:
     def __init__(
-        self, worker_id: str, clock: FakeClock, num_pages: int, config: DecodeConfig, tier: PageTier | None = None
+        self,
+        worker_id: str,
+        clock: FakeClock,
+        num_pages: int,
+        config: DecodeConfig,
+        tier: PageTier | None = None,
+        engine: Any = None,
     ) -> None:
         self.worker_id = worker_id
-        self.engine = FakeEngine(num_pages, PAGE_SIZE)
+        self.engine = engine or FakeEngine(num_pages, PAGE_SIZE)
         self.cache = CacheManager(num_pages, PAGE_SIZE, max_request_pages=num_pages // 2)
         self.outbox = ListOutbox()
         prefill = PrefillConfig(chunk_size=64, min_shared_tokens=PAGE_SIZE, grant_timeout_s=1e9)
@@ -62,11 +68,14 @@ class BothWorkers:
         config: DecodeConfig | None = None,
         open_sender: OpenSender = SharedMemorySender,
         tiers: Mapping[str, PageTier] | None = None,
+        engines: Mapping[str, Any] | None = None,
     ) -> None:
+        """Args: engines: by worker, of `num_pages` pages of PAGE_SIZE tokens; None for FakeEngines."""
         self.clock = FakeClock()
         config = config or DecodeConfig()
         self.workers = {
-            name: BothWorker(name, self.clock, num_pages, config, (tiers or {}).get(name)) for name in names
+            name: BothWorker(name, self.clock, num_pages, config, (tiers or {}).get(name), (engines or {}).get(name))
+            for name in names
         }
         self.links: dict[str, tuple[BothWorker, BothWorker]] = {}
         self._open_sender = open_sender
