@@ -65,6 +65,8 @@ def config(request: pytest.FixtureRequest, model_dir: Path) -> ClusterConfig:
         num_pages=NUM_PAGES,
         chunk_size=CHUNK_SIZE,
         num_threads=1,
+        # Wrong drafts would be computed and counted too.
+        speculation="off",
         grpc_port=0,
         http_port=0,
         **LAYOUTS[request.param],
