@@ -9,11 +9,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tandem.client import TandemClient
 from tandem.deploy.host.ports import ReservedPorts
 from tandem.router import process
 from tandem.router.config import RouterConfig, port_of
 from tandem.router.process import RouterProcess
+from tandem.v1 import inference_pb2 as pb
+from tandem.v1 import inference_pb2_grpc
 
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -51,8 +52,11 @@ def names_at(grpc_port: int, num_connections: int = 40) -> set[str]:
     """Returns the names of the routers at a port; each has its own model name here."""
     names = set()
     for _ in range(num_connections):
-        with TandemClient(f"127.0.0.1:{grpc_port}") as client:
-            names.add(client.server_info().model)
+        # Otherwise a channel may go on with the connection of one that is still closing.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}", options=options) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            names.add(stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=5.0, wait_for_ready=True).model)
     return names
 
 
