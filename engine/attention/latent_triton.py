@@ -19,7 +19,7 @@ from tandem.engine.attention.base import (
 from tandem.engine.attention.latent_expansion import LatentExpansion
 from tandem.engine.attention.latent_few_rows import LatentFewRows
 from tandem.engine.attention.latent_kernels import attend, attend_parts
-from tandem.engine.attention.latent_layout import LatentLayout
+from tandem.engine.attention.latent_layout import LatentLayout, LatentPages
 from tandem.engine.attention.latent_plan import Int32s, LatentPlans, decode_plans, prompt_plans
 from tandem.engine.attention.latent_write import rotate_write
 from tandem.engine.attention.page_tables import Int64s, decode_slots, new_positions, prefill_slots
@@ -45,6 +45,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
         expansion: computes prompts of many new tokens.
     """
 
+    reads_quantized = True
     computes_mixed = True
 
     @classmethod
@@ -71,11 +72,12 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
         assert isinstance(layout, LatentLayout)
         self._layout = layout
         self._device = pool.device
-        self._kernels = _Kernels(layout, layout.view(pool.memory_and_dummy))
+        pages, scales = layout.views(pool.memory_and_dummy), kv_scales or KvScales.ones(layout.num_layers)
+        self._kernels = _Kernels(layout, pages, scales)
         self._dummy_page = pool.num_pages
         self._num_heads = num_q_heads
         self._num_programs = torch.cuda.get_device_properties(self._device).multi_processor_count
-        self.expansion = LatentExpansion(layout, layout.view(pool.memory), num_q_heads)
+        self.expansion = LatentExpansion(layout, pages, num_q_heads, scales)
         self._planned: LatentAttention | None = None
 
     def plan(self, batch: Batch) -> None:
@@ -177,11 +179,12 @@ class _Parts(NamedTuple):
 
 
 class _Kernels:
-    def __init__(self, layout: LatentLayout, pool: torch.Tensor) -> None:
+    def __init__(self, layout: LatentLayout, pages: LatentPages, kv_scales: KvScales) -> None:
         self.layout = layout
-        self.device = pool.device
-        self._pool = pool
-        self._few_rows = LatentFewRows(pool.device)
+        self.device = pages.keys.device
+        self._pages = pages
+        self._scales = kv_scales.keys
+        self._few_rows = LatentFewRows(self.device)
 
     def parts(self, num_parts: int, plans: LatentPlans) -> _Parts:
         shape = max(1, num_parts), plans.tile_rows
@@ -191,7 +194,7 @@ class _Kernels:
     def write(
         self, slots: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, norm: Norm, rotation: Rotation, layer: int
     ) -> None:
-        rotate_write(q, kv, norm, rotation, self._pool, layer, slots, self.layout.kv_rank)
+        rotate_write(q, kv, norm, rotation, self._pages, layer, slots, self._scales[layer])
 
     def absorbed(
         self,
@@ -210,12 +213,14 @@ class _Kernels:
         num_tokens, num_heads, q_dim = q.shape
         nope_dim = q_dim - self.layout.rope_dim
         if self._few_rows.fits(q, heads.keys, heads.values):
-            absorbed = self._few_rows.queries(q, kv, heads.keys, norm, rotation, self._pool, layer, tables.slots)
+            absorbed = self._few_rows.queries(
+                q, kv, heads.keys, norm, rotation, self._pages, layer, tables.slots, self._scales[layer]
+            )
             latents = torch.empty_like(absorbed)
             attend_parts(
                 absorbed,
                 q[..., nope_dim:],
-                self._pool,
+                self._pages,
                 layer,
                 tables.items,
                 tables.pages,
@@ -224,6 +229,7 @@ class _Kernels:
                 heads.scale,
                 num_programs,
                 latents,
+                self._scales[layer],
             )
             self._few_rows.outputs(parts.sums, parts.log_sums, latents, tables.merges, heads.values, out)
             return
@@ -233,7 +239,7 @@ class _Kernels:
         attend(
             absorbed,
             q[..., nope_dim:],
-            self._pool,
+            self._pages,
             layer,
             tables.items,
             tables.merges,
@@ -244,6 +250,7 @@ class _Kernels:
             heads.scale,
             num_programs,
             latents,
+            self._scales[layer],
         )
         by_head = out.view(num_tokens, num_heads, -1).transpose(0, 1)
         torch.bmm(latents, heads.values.transpose(1, 2), out=by_head)
@@ -315,8 +322,8 @@ class _Expanded(PlannedLatents):
     def __init__(self, kernels: _Kernels, expansion: LatentExpansion, prompt: TokenSequence) -> None:
         self._kernels = kernels
         self._expansion = expansion
-        packed = Packed(*_places(kernels.layout, [prompt]), expansion.rows(prompt))
-        self._slots, self.positions, self._rows = packed.to(kernels.device)
+        packed = Packed(*_places(kernels.layout, [prompt]), expansion.slots(prompt))
+        self._slots, self.positions, self._read_slots = packed.to(kernels.device)
 
     def run(
         self,
@@ -329,7 +336,7 @@ class _Expanded(PlannedLatents):
         out: torch.Tensor,
     ) -> None:
         self._kernels.write(self._slots, q, kv, norm, rotation, layer)
-        self._expansion.attend(q, self._rows, heads, layer, out)
+        self._expansion.attend(q, self._read_slots, heads, layer, out)
 
 
 class _Packer:
