@@ -3,9 +3,10 @@
 from tandem.engine.models.config import ModelConfig
 
 # Fitted to decode steps of DeepSeek-V2-Lite on an H200 (docs/gpu.md): share of the copy rate at which attention
-# reads latents, and overhead per layer of the kernels that attention by head does not have.
+# reads latents, and overhead per layer of the kernels that attention by head does not have. Few rows have fewer kernels.
 LATENT_READ_SHARE = 0.95
 LATENT_LAYER_S = 25e-6
+MAX_FEW_ROWS = 4
 
 
 def expansion_flops(model: ModelConfig, num_before: int) -> int:
