@@ -35,7 +35,17 @@ def copy(  # type: ignore[no-untyped-def]
 ):
     """Starts copying a block into a stage, as one group of copies. The group is empty behind the end."""
     if first < end:
-        _copy_rows(latents.index(stage), latent_base, page, first, end, latent_page_stride, PAGE_SIZE, LATENT_ROW, LATENT_LAYOUT)
+        _copy_rows(
+            latents.index(stage),
+            latent_base,
+            page,
+            first,
+            end,
+            latent_page_stride,
+            PAGE_SIZE,
+            LATENT_ROW,
+            LATENT_LAYOUT,
+        )
         _copy_rows(keys.index(stage), key_base, page, first, end, key_page_stride, PAGE_SIZE, KEY_ROW, KEY_LAYOUT)
     async_copy.commit_group()
 

@@ -46,5 +46,7 @@ class LatentRows:
         gathered = self._rows.index_select(0, rows + layer * self._layout.page_size)
         if not self._quantizers:
             return gathered
-        latents, k_rope = gathered.split((self._layout.latent_bytes, self._layout.row_bytes - self._layout.latent_bytes), -1)
+        latents, k_rope = gathered.split(
+            (self._layout.latent_bytes, self._layout.row_bytes - self._layout.latent_bytes), -1
+        )
         return torch.cat((self._quantizers[layer].numbers(latents), k_rope.view(self._dtype)), dim=-1)

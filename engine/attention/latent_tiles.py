@@ -26,7 +26,7 @@ DEPENDENT = True
 LARGEST = gl.constexpr(65504.0)
 # Rows whose sums fit in the registers of one warpgroup.
 MAX_ROWS_OF_GROUP = 32
-# Blocks in shared memory. Quantized ones are small, so few rows leave room for a third, which hides the memory's latency.
+# Blocks in shared memory. Quantized ones are small: few rows leave room for a third, which hides the memory's latency.
 STAGES, QUANTIZED_STAGES = 2, 3
 
 

@@ -88,9 +88,7 @@ def served(request: pytest.FixtureRequest, clusters: Clusters, config: ClusterCo
     served.wait_clean()
 
 
-def test_1p1d_matches_a_single_engine(
-    served: ServedCluster, alone: Engine, plain_model_dir: Path
-) -> None:
+def test_1p1d_matches_a_single_engine(served: ServedCluster, alone: Engine, plain_model_dir: Path) -> None:
     rng = random.Random(1)
     stem = random_ids(rng, 80)
     prompts = [random_ids(rng, n) for n in LENGTHS] + [stem + random_ids(rng, n) for n in (37, 20, 5)]
