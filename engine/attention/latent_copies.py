@@ -20,39 +20,6 @@ def copy(  # type: ignore[no-untyped-def]
     latents,
     keys,
     stage,
-    latent_base,
-    key_base,
-    page,
-    first,
-    end,
-    latent_page_stride,
-    key_page_stride,
-    PAGE_SIZE: gl.constexpr,
-    LATENT_ROW: gl.constexpr,
-    KEY_ROW: gl.constexpr,
-    LATENT_LAYOUT: gl.constexpr,
-    KEY_LAYOUT: gl.constexpr,
-):
-    """Starts copying a block into a stage, as one group of copies. The group is empty behind the end."""
-    if first < end:
-        _copy_rows(
-            latents.index(stage),
-            latent_base,
-            page,
-            first,
-            end,
-            latent_page_stride,
-            PAGE_SIZE,
-            LATENT_ROW,
-            LATENT_LAYOUT,
-        )
-        _copy_rows(keys.index(stage), key_base, page, first, end, key_page_stride, PAGE_SIZE, KEY_ROW, KEY_LAYOUT)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def _copy_rows(  # type: ignore[no-untyped-def]
-    target,
     base,
     page,
     first,
@@ -61,14 +28,24 @@ def _copy_rows(  # type: ignore[no-untyped-def]
     PAGE_SIZE: gl.constexpr,
     ROW: gl.constexpr,
     LAYOUT: gl.constexpr,
+    KEY_LAYOUT: gl.constexpr,
 ):
-    """Tokens behind the end become zeros: unused slots may hold NaN."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    token = first + gl.arange(0, target.shape[0], layout=ROWS)
-    offset = gl.convert_layout(page, ROWS).to(gl.int64) * page_stride + token % PAGE_SIZE * ROW
-    column = gl.arange(0, target.shape[1], layout=gl.SliceLayout(0, LAYOUT))
-    source = base + offset[:, None] + column[None, :]
-    async_copy.async_copy_global_to_shared(target, source, mask=(token < end)[:, None])
+    """Starts copying a block into a stage, as one group of copies, which is empty behind the end. Tokens behind the
+    end become zeros: unused slots may hold NaN."""
+    if first < end:
+        TOKENS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+        KEY_TOKENS: gl.constexpr = gl.SliceLayout(1, KEY_LAYOUT)
+        KV_RANK: gl.constexpr = latents.shape[2]
+        token = first + gl.arange(0, latents.shape[1], layout=TOKENS)
+        row = base + (gl.convert_layout(page, TOKENS).to(gl.int64) * page_stride + token % PAGE_SIZE * ROW)
+        exists = token < end
+        r = gl.arange(0, KV_RANK, layout=gl.SliceLayout(0, LAYOUT))
+        async_copy.async_copy_global_to_shared(latents.index(stage), row[:, None] + r[None, :], mask=exists[:, None])
+        key = gl.convert_layout(row + KV_RANK, KEY_TOKENS).to(gl.pointer_type(keys.dtype), bitcast=True)
+        key_exists = gl.convert_layout(exists, KEY_TOKENS)
+        d = gl.arange(0, keys.shape[2], layout=gl.SliceLayout(0, KEY_LAYOUT))
+        async_copy.async_copy_global_to_shared(keys.index(stage), key[:, None] + d[None, :], mask=key_exists[:, None])
+    async_copy.commit_group()
 
 
 @gluon.jit

@@ -56,13 +56,10 @@ def attend_tiles(
         parts,
         log_sums,
         latents,
-        keys,
         items,
         page_ids,
         latents.stride(0),
         layer * latents.stride(1),
-        keys.stride(0),
-        layer * keys.stride(1),
         scale,
         kv_scale,
         q.stride(0),
@@ -72,8 +69,7 @@ def attend_tiles(
         KV_RANK=kv_rank,
         ROPE_DIM=keys.shape[3],
         PAGE_SIZE=latents.shape[2],
-        LATENT_ROW=latents.stride(2),
-        KEY_ROW=keys.stride(2),
+        ROW=latents.stride(2),
         ROWS=tile_rows,
         BLOCK=BLOCK,
         ITEM=ITEM_SIZE,
@@ -104,14 +100,11 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     out,
     parts,
     log_sums,
-    latent_pages,
-    key_pages,
+    rows,
     items,
     pages,
-    latent_page_stride,
-    latent_offset,
-    key_page_stride,
-    key_offset,
+    page_stride,
+    layer_offset,
     scale,
     kv_scale,
     head_stride,
@@ -121,16 +114,15 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     KV_RANK: gl.constexpr,
     ROPE_DIM: gl.constexpr,
     PAGE_SIZE: gl.constexpr,
-    LATENT_ROW: gl.constexpr,
-    KEY_ROW: gl.constexpr,
+    ROW: gl.constexpr,
     ROWS: gl.constexpr,
     BLOCK: gl.constexpr,
     ITEM: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """Computes every num_programs-th item. Tokens are rows of the products, and queries columns."""
-    DTYPE: gl.constexpr = key_pages.dtype.element_ty
-    STORED: gl.constexpr = latent_pages.dtype.element_ty
+    DTYPE: gl.constexpr = q.dtype.element_ty
+    STORED: gl.constexpr = rows.dtype.element_ty
     IS_QUANTIZED: gl.constexpr = STORED != DTYPE
     # Numbers of 8 bits become float16 in one instruction for two.
     COMPUTED: gl.constexpr = gl.float16 if IS_QUANTIZED else DTYPE
@@ -171,8 +163,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     )
     # It may request its weights.
     release_kernel_behind()
-    latent_base = latent_pages + latent_offset
-    key_base = key_pages + key_offset
+    base = rows + layer_offset
     num_items = gl.load(items)
     for number in range(gl.program_id(0), num_items, gl.num_programs(0)):
         item = items + (1 + number) * ITEM
@@ -190,23 +181,20 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
             next_page = pages_of(item_pages, start + 2 * BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
         if number == gl.program_id(0):
             fetched_page = pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, FETCHED)
-            prefetch(latent_base, fetched_page, start, latent_page_stride, PAGE_SIZE, LATENT_ROW, BLOCK, FETCH)
+            prefetch(base, fetched_page, start, page_stride, PAGE_SIZE, ROW, BLOCK, FETCH)
         # Plans are older than it, queries are its.
         wait_for_kernel_before()
         copy(
             stored,
             keys,
             0,
-            latent_base,
-            key_base,
+            base,
             page,
             start,
             end,
-            latent_page_stride,
-            key_page_stride,
+            page_stride,
             PAGE_SIZE,
-            LATENT_ROW,
-            KEY_ROW,
+            ROW,
             LATENT_COPY,
             COPY,
         )
@@ -215,16 +203,13 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
                 stored,
                 keys,
                 1,
-                latent_base,
-                key_base,
+                base,
                 second_page,
                 start + BLOCK,
                 end,
-                latent_page_stride,
-                key_page_stride,
+                page_stride,
                 PAGE_SIZE,
-                LATENT_ROW,
-                KEY_ROW,
+                ROW,
                 LATENT_COPY,
                 COPY,
             )
@@ -262,16 +247,13 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
                     stored,
                     keys,
                     free,
-                    latent_base,
-                    key_base,
+                    base,
                     next_page,
                     ahead,
                     end,
-                    latent_page_stride,
-                    key_page_stride,
+                    page_stride,
                     PAGE_SIZE,
-                    LATENT_ROW,
-                    KEY_ROW,
+                    ROW,
                     LATENT_COPY,
                     COPY,
                 )
@@ -299,16 +281,13 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
                     stored,
                     keys,
                     free,
-                    latent_base,
-                    key_base,
+                    base,
                     next_page,
                     ahead,
                     end,
-                    latent_page_stride,
-                    key_page_stride,
+                    page_stride,
                     PAGE_SIZE,
-                    LATENT_ROW,
-                    KEY_ROW,
+                    ROW,
                     LATENT_COPY,
                     COPY,
                 )
