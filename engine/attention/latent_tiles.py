@@ -184,35 +184,9 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
             prefetch(base, fetched_page, start, page_stride, PAGE_SIZE, ROW, BLOCK, FETCH)
         # Plans are older than it, queries are its.
         wait_for_kernel_before()
-        copy(
-            stored,
-            keys,
-            0,
-            base,
-            page,
-            start,
-            end,
-            page_stride,
-            PAGE_SIZE,
-            ROW,
-            LATENT_COPY,
-            COPY,
-        )
+        copy(stored, keys, 0, base, page, start, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
         if STAGES == 3:
-            copy(
-                stored,
-                keys,
-                1,
-                base,
-                second_page,
-                start + BLOCK,
-                end,
-                page_stride,
-                PAGE_SIZE,
-                ROW,
-                LATENT_COPY,
-                COPY,
-            )
+            copy(stored, keys, 1, base, second_page, start + BLOCK, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
         i = gl.arange(0, ROWS, layout=COPIED)
         row = first_row + i
         token = (row // NUM_HEADS).to(gl.int64)
@@ -243,20 +217,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
             ahead = first + (STAGES - 1) * BLOCK
             latent = latents.index(_zero() if IS_QUANTIZED else stage)
             if IS_QUANTIZED:
-                copy(
-                    stored,
-                    keys,
-                    free,
-                    base,
-                    next_page,
-                    ahead,
-                    end,
-                    page_stride,
-                    PAGE_SIZE,
-                    ROW,
-                    LATENT_COPY,
-                    COPY,
-                )
+                copy(stored, keys, free, base, next_page, ahead, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
                 _expand(stored.index(stage), latent)
             fence_async_shared()
             scores = warpgroup_mma(
@@ -277,20 +238,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
                 )
             else:
                 scores = warpgroup_mma(keys.index(stage), turned.permute((1, 0)), scores, is_async=True)
-                copy(
-                    stored,
-                    keys,
-                    free,
-                    base,
-                    next_page,
-                    ahead,
-                    end,
-                    page_stride,
-                    PAGE_SIZE,
-                    ROW,
-                    LATENT_COPY,
-                    COPY,
-                )
+                copy(stored, keys, free, base, next_page, ahead, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
             next_page = pages_of(item_pages, ahead + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
             stage = (stage + 1) % STAGES
             if IS_QUANTIZED:
