@@ -15,6 +15,7 @@ from tandem.engine.attention.base import (
     LatentAttention,
     LatentBackend,
     LatentHeads,
+    QueryProjection,
 )
 from tandem.engine.attention.latent_expansion import LatentExpansion
 from tandem.engine.attention.latent_few_rows import LatentFewRows
@@ -99,6 +100,22 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     ) -> torch.Tensor:
         assert self._planned is not None
         return self._planned.attend(q, kv, norm, rotation, heads, layer)
+
+    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
+        assert self._planned is not None
+        return self._planned.projects(projection, heads)
+
+    def attend_projecting(
+        self,
+        projection: QueryProjection,
+        kv: torch.Tensor,
+        norm: Norm,
+        rotation: Rotation,
+        heads: LatentHeads,
+        layer: int,
+    ) -> torch.Tensor:
+        assert self._planned is not None
+        return self._planned.attend_projecting(projection, kv, norm, rotation, heads, layer)
 
     def _plan_absorbed(self, sequences: Sequence[TokenSequence], plans: LatentPlans) -> "PlannedLatents":
         plan = plans.build(self._layout, sequences)
@@ -191,6 +208,9 @@ class _Kernels:
         sums = torch.empty(*shape, self.layout.kv_rank, dtype=torch.float32, device=self.device)
         return _Parts(sums, torch.empty(shape, dtype=torch.float32, device=self.device), plans.most_parts)
 
+    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
+        return self._few_rows.projects(projection, heads)
+
     def write(
         self, slots: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, norm: Norm, rotation: Rotation, layer: int
     ) -> None:
@@ -208,13 +228,15 @@ class _Kernels:
         heads: LatentHeads,
         layer: int,
         out: torch.Tensor,
+        projection: QueryProjection | None = None,
     ) -> None:
-        """As PlannedLatents.run, by absorbed queries."""
+        """As PlannedLatents.run, by absorbed queries. Args: projection: as of LatentFewRows.queries."""
         num_tokens, num_heads, q_dim = q.shape
         nope_dim = q_dim - self.layout.rope_dim
         if self._few_rows.fits(q, heads.keys, heads.values):
+            scale = self._scales[layer]
             absorbed = self._few_rows.queries(
-                q, kv, heads.keys, norm, rotation, self._pages, layer, tables.slots, self._scales[layer]
+                q, kv, heads.keys, norm, rotation, self._pages, layer, tables.slots, scale, projection
             )
             latents = torch.empty_like(absorbed)
             attend_parts(
@@ -315,6 +337,36 @@ class _Absorbed(PlannedLatents):
     ) -> None:
         self._kernels.absorbed(self._tables, self._parts, self._num_programs, q, kv, norm, rotation, heads, layer, out)
 
+    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
+        return self._kernels.projects(projection, heads)
+
+    def attend_projecting(
+        self,
+        projection: QueryProjection,
+        kv: torch.Tensor,
+        norm: Norm,
+        rotation: Rotation,
+        heads: LatentHeads,
+        layer: int,
+    ) -> torch.Tensor:
+        num_heads, value_dim = heads.values.shape[:2]
+        q = kv.new_empty(len(kv), num_heads, len(projection.linear.weight) // num_heads)
+        out = kv.new_empty(len(kv), num_heads * value_dim)
+        self._kernels.absorbed(
+            self._tables,
+            self._parts,
+            self._num_programs,
+            q,
+            kv,
+            norm,
+            rotation.of(self.positions),
+            heads,
+            layer,
+            out,
+            projection,
+        )
+        return out
+
 
 class _Expanded(PlannedLatents):
     """One prompt."""
@@ -389,6 +441,20 @@ class _Graphed(GraphedAttention, PlannedLatents):
         out: torch.Tensor,
     ) -> None:
         self._absorbed.run(q, kv, norm, rotation, heads, layer, out)
+
+    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
+        return self._absorbed.projects(projection, heads)
+
+    def attend_projecting(
+        self,
+        projection: QueryProjection,
+        kv: torch.Tensor,
+        norm: Norm,
+        rotation: Rotation,
+        heads: LatentHeads,
+        layer: int,
+    ) -> torch.Tensor:
+        return self._absorbed.attend_projecting(projection, kv, norm, rotation, heads, layer)
 
 
 class _Joined(LatentAttention):
