@@ -17,7 +17,6 @@ from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm, QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
@@ -57,20 +56,6 @@ class LatentHeads(NamedTuple):
     scale: float
 
 
-class QueryProjection(NamedTuple):
-    """Makes a layer's queries of latents of their own.
-
-    Attributes:
-        latents: (num_tokens, q_rank), not normalized yet.
-        norm: of these.
-        linear: (num_heads * (nope_dim + rope_dim), q_rank).
-    """
-
-    latents: torch.Tensor
-    norm: Norm
-    linear: LinearBase
-
-
 class LatentAttention(Attention, ABC):
     """Attention over latents, in pages of LatentLayout."""
 
@@ -89,22 +74,6 @@ class LatentAttention(Attention, ABC):
         Returns:
             (num_tokens, num_heads * value_dim), in q's dtype.
         """
-
-    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
-        """Returns whether `attend_projecting` takes such queries."""
-        return False
-
-    def attend_projecting(
-        self,
-        projection: QueryProjection,
-        kv: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,
-        heads: LatentHeads,
-        layer: int,
-    ) -> torch.Tensor:
-        """As `attend`, of queries that it makes itself. Called only if it projects them."""
-        raise NotImplementedError
 
 
 class Index(NamedTuple):

@@ -3,7 +3,6 @@ latent_outputs.cu). Needs CUDA."""
 
 import torch
 
-from tandem.engine.attention.base import LatentHeads, QueryProjection
 from tandem.engine.attention.latent_layout import LatentPages
 from tandem.engine.attention.latent_plan import MAX_PARTS, MERGE_SIZE
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
@@ -16,8 +15,6 @@ NUM_THREADS = 256
 # Numbers of a latent per block of queries, and blocks that share a head's outputs.
 COLUMNS, CLUSTER = 64, 8
 NOPE_MULTIPLE, MAX_NOPE = 32, 256
-# Numbers of a query's latent; registers hold a share of each row of its projection.
-Q_RANK_MULTIPLE, MAX_Q_RANK = 256, 1536
 
 
 class LatentFewRows:
@@ -39,21 +36,6 @@ class LatentFewRows:
             and values.shape[1] % CLUSTER == 0
         )
 
-    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
-        """Returns whether `queries` makes the queries too."""
-        latents, _, linear = projection
-        num_heads, _, kv_rank = heads.keys.shape
-        q_dim, q_rank = len(linear.weight) // num_heads, linear.in_size
-        return (
-            self.fits(latents.unsqueeze(1), heads.keys, heads.values)
-            and linear.weight.dtype is torch.bfloat16
-            and linear.bias is None
-            and linear.adapters is None
-            and q_dim % (kv_rank // COLUMNS) == 0
-            and q_rank % Q_RANK_MULTIPLE == 0
-            and q_rank <= MAX_Q_RANK
-        )
-
     def queries(
         self,
         q: torch.Tensor,
@@ -65,13 +47,8 @@ class LatentFewRows:
         layer: int,
         slots: torch.Tensor,
         kv_scale: float,
-        projection: QueryProjection | None = None,
     ) -> torch.Tensor:
-        """As latent_write.rotate_write, and returns absorbed queries, (num_heads, num_tokens, kv_rank).
-
-        Args:
-            projection: that makes the queries, of which q gets the rotated part alone; None: q has them.
-        """
+        """As latent_write.rotate_write, and returns absorbed queries, (num_heads, num_tokens, kv_rank)."""
         num_tokens, num_heads, q_dim = q.shape
         _, nope_dim, kv_rank = keys.shape
         latents = pages.latents
@@ -88,22 +65,11 @@ class LatentFewRows:
             "RANK": kv_rank,
             "PAGE_SIZE": latents.shape[2],
             "FP8": int(is_quantized),
-            "Q_IN": 0,
         }
-        q_latents = q_weight = q_norm = None
-        q_eps = 0.0
-        if projection is not None:
-            q_latents, (q_norm, q_eps), linear = projection
-            q_weight = linear.weight
-            macros["Q_IN"] = linear.in_size
-            assert q_latents.is_contiguous() and q_weight.is_contiguous()
         self._kernel("latent_queries", macros).launch(
             (num_chunks, num_heads + -(-num_tokens // num_chunks)),
             NUM_THREADS,
             q,
-            q_latents,
-            q_weight,
-            q_norm,
             kv,
             keys,
             norm.weight,
@@ -119,7 +85,6 @@ class LatentFewRows:
             layer * latents.stride(1) * latents.itemsize,
             norm.eps,
             1.0 / kv_scale,
-            q_eps,
         )
         return absorbed
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tandem.engine.attention.base import LatentAttention, LatentHeads, QueryProjection
+from tandem.engine.attention.base import LatentAttention, LatentHeads
 from tandem.engine.attention.latent_expansion import LatentExpansion
 from tandem.engine.attention.latent_few_rows import LatentFewRows
 from tandem.engine.attention.latent_kernels import attend, attend_parts
@@ -65,9 +65,6 @@ class LatentKernels:
         sums = torch.empty(*shape, self.layout.kv_rank, dtype=torch.float32, device=self.device)
         return Parts(sums, torch.empty(shape, dtype=torch.float32, device=self.device), plans.most_parts)
 
-    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
-        return self._few_rows.projects(projection, heads)
-
     def write(
         self, slots: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, norm: Norm, rotation: Rotation, layer: int
     ) -> None:
@@ -85,15 +82,14 @@ class LatentKernels:
         heads: LatentHeads,
         layer: int,
         out: torch.Tensor,
-        projection: QueryProjection | None = None,
     ) -> None:
-        """As PlannedLatents.run, by absorbed queries. Args: projection: as of LatentFewRows.queries."""
+        """As PlannedLatents.run, by absorbed queries."""
         num_tokens, num_heads, q_dim = q.shape
         nope_dim = q_dim - self.layout.rope_dim
         if self._few_rows.fits(q, heads.keys, heads.values):
             scale = self._scales[layer]
             absorbed = self._few_rows.queries(
-                q, kv, heads.keys, norm, rotation, self._pages, layer, tables.slots, scale, projection
+                q, kv, heads.keys, norm, rotation, self._pages, layer, tables.slots, scale
             )
             latents = torch.empty_like(absorbed)
             attend_parts(
@@ -193,36 +189,6 @@ class AbsorbedLatents(PlannedLatents):
         out: torch.Tensor,
     ) -> None:
         self._kernels.absorbed(self._tables, self._parts, self._num_programs, q, kv, norm, rotation, heads, layer, out)
-
-    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
-        return self._kernels.projects(projection, heads)
-
-    def attend_projecting(
-        self,
-        projection: QueryProjection,
-        kv: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,
-        heads: LatentHeads,
-        layer: int,
-    ) -> torch.Tensor:
-        num_heads, value_dim = heads.values.shape[:2]
-        q = kv.new_empty(len(kv), num_heads, len(projection.linear.weight) // num_heads)
-        out = kv.new_empty(len(kv), num_heads * value_dim)
-        self._kernels.absorbed(
-            self._tables,
-            self._parts,
-            self._num_programs,
-            q,
-            kv,
-            norm,
-            rotation.of(self.positions),
-            heads,
-            layer,
-            out,
-            projection,
-        )
-        return out
 
 
 class ExpandedLatents(PlannedLatents):

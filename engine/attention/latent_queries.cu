@@ -2,8 +2,7 @@
 // the query, and writes normalized latents (quantized if pages are FP8) and rotated keys into pages.
 //
 // A block computes COLUMNS numbers of one head's absorbed queries, for all tokens. The blocks behind the last head write
-// pages. With Q_IN a head's blocks are a cluster, which makes its queries of normalized latents first: each block
-// multiplies a share of the projection's rows, and sends its numbers to the others. Weights do not depend on earlier kernels and are requested before the kernel waits for its inputs (programmatic
+// pages. Weights do not depend on earlier kernels and are requested before the kernel waits for its inputs (programmatic
 // dependent launch). Buffers of earlier kernels are not __restrict__: the compiler could read them too early.
 //
 // Macros for NVRTC:
@@ -13,7 +12,6 @@
 //   ROPE       numbers that are rotated, in pairs of neighbors: at most 64
 //   RANK       numbers of a latent, a multiple of 64
 //   PAGE_SIZE  tokens per page
-//   Q_IN       numbers of a query's latent, a multiple of 256; 0: queries are given
 //   FP8        1: pages have latents as e4m3; 0: as bfloat16
 
 #include "bfloat16.cuh"
@@ -48,21 +46,8 @@ __device__ __forceinline__ unsigned short quantized(float first, float second) {
     return pair;
 }
 
-#if Q_IN
-constexpr int CLUSTER = RANK / COLUMNS;
-// The projection's rows of a block; LANES threads share one.
-constexpr int Q_ROWS = Q_SIZE / CLUSTER, LANES = 16, Q_AT_ONCE = THREADS / LANES;
-constexpr int Q_TIMES = (Q_ROWS + Q_AT_ONCE - 1) / Q_AT_ONCE, Q_CHUNKS = Q_IN / 8 / LANES;
-#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTER_DIMS
-#endif
-
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS) latent_queries(
-    unsigned short* q,                              // (num_tokens, NUM_HEADS, NOPE + ROPE); the rest leaves rotated
-    const unsigned short* q_latents,                // (num_tokens, Q_IN)
-    const unsigned short* __restrict__ q_weight,    // (NUM_HEADS, NOPE + ROPE, Q_IN)
-    const unsigned short* __restrict__ q_norm,      // (Q_IN,)
+extern "C" __global__ void __launch_bounds__(THREADS) latent_queries(
+    unsigned short* q,                              // (num_tokens, NUM_HEADS, NOPE + ROPE); the rest is rotated in place
     const unsigned short* kv,                       // (num_tokens, RANK + ROPE)
     const unsigned short* __restrict__ keys,        // (NUM_HEADS, NOPE, RANK), heads head_stride apart
     const unsigned short* __restrict__ norm_weight, // (RANK,)
@@ -72,9 +57,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS) latent_querie
     const long long* __restrict__ slots,            // (num_tokens,), page * PAGE_SIZE + offset in the page
     unsigned short* absorbed,                       // (NUM_HEADS, num_tokens, RANK)
     unsigned char* pool,                            // (num_pages, num_layers, PAGE_SIZE, ROW_BYTES)
-    int num_tokens, int head_stride, int page_stride, int layer_offset, float eps, float inverse_scale, float q_eps) {
+    int num_tokens, int head_stride, int page_stride, int layer_offset, float eps, float inverse_scale) {
     asm volatile("griddepcontrol.launch_dependents;");
-    __shared__ __align__(16) unsigned short queries[TOKENS][Q_SIZE];
+    __shared__ __align__(16) unsigned short queries[TOKENS][NOPE];
     __shared__ float parts[WARPS][TOKENS][COLUMNS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int head = blockIdx.y, first_column = blockIdx.x * COLUMNS;
@@ -127,28 +112,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS) latent_querie
         return;
     }
 
-#if Q_IN
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;");
-    __shared__ __align__(16) unsigned short inputs[TOKENS][Q_IN];
-    const int own_lane = threadIdx.x % LANES, own_row = threadIdx.x / LANES;
-    Chunk q_weights[Q_TIMES][Q_CHUNKS];
-#pragma unroll
-    for (int j = 0; j < Q_TIMES; j++) {
-        const int of_block = own_row + j * Q_AT_ONCE;
-        const long long first = ((long long)head * Q_SIZE + blockIdx.x * Q_ROWS + of_block) * Q_IN;
-#pragma unroll
-        for (int i = 0; i < Q_CHUNKS; i++) {
-            q_weights[j][i] = Chunk{};
-            if (of_block < Q_ROWS) q_weights[j][i] = load_weights(q_weight + first + (own_lane + i * LANES) * 8);
-        }
-    }
-    // A warp per token normalizes its latent.
-    constexpr int OF_LANE = Q_IN / 256;
-    Chunk q_scales[OF_LANE];
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++)
-        if (warp < num_tokens) q_scales[i] = load_weights(q_norm + (lane + i * 32) * 8);
-#endif
     const int chunk = threadIdx.x % CHUNKS, row = threadIdx.x / CHUNKS;
     Chunk weights[TIMES];
 #pragma unroll
@@ -166,68 +129,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS) latent_querie
     }
     asm volatile("griddepcontrol.wait;" ::: "memory");
     auto query_at = [&](int token) { return q + ((long long)token * NUM_HEADS + head) * Q_SIZE; };
-#if Q_IN
-    if (warp < num_tokens) {
-        Chunk own[OF_LANE];
-        float square = 0;
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++) {
-            own[i] = *reinterpret_cast<const Chunk*>(q_latents + warp * Q_IN + (lane + i * 32) * 8);
-#pragma unroll
-            for (int v = 0; v < 4; v++)
-                square += low(own[i].v[v]) * low(own[i].v[v]) + high(own[i].v[v]) * high(own[i].v[v]);
-        }
-#pragma unroll
-        for (int mask = 16; mask; mask /= 2) square += __shfl_xor_sync(0xffffffffu, square, mask);
-        const float scale = rsqrtf(square / Q_IN + q_eps);
-#pragma unroll
-        for (int i = 0; i < OF_LANE; i++) {
-#pragma unroll
-            for (int v = 0; v < 4; v++)
-                own[i].v[v] = pack(low(own[i].v[v]) * scale * low(q_scales[i].v[v]),
-                                   high(own[i].v[v]) * scale * high(q_scales[i].v[v]));
-            *reinterpret_cast<Chunk*>(&inputs[warp][(lane + i * 32) * 8]) = own[i];
-        }
-    }
-    __syncthreads();
-    // All blocks of the cluster run.
-    asm volatile("barrier.cluster.wait.aligned;");
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) {
-        if (t >= num_tokens) break;
-#pragma unroll
-        for (int j = 0; j < Q_TIMES; j++) {
-            float sum = 0;
-#pragma unroll
-            for (int i = 0; i < Q_CHUNKS; i++) {
-                const Chunk x = *reinterpret_cast<const Chunk*>(&inputs[t][(own_lane + i * LANES) * 8]);
-#pragma unroll
-                for (int v = 0; v < 4; v++)
-                    sum += low(x.v[v]) * low(q_weights[j][i].v[v]) + high(x.v[v]) * high(q_weights[j][i].v[v]);
-            }
-#pragma unroll
-            for (int mask = LANES / 2; mask; mask /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-            const int of_block = own_row + j * Q_AT_ONCE;
-            // Each lane sends the number to one block.
-            if (of_block < Q_ROWS && own_lane < CLUSTER) {
-                asm volatile(
-                    "{\n"
-                    ".reg .b32 remote;\n"
-                    "mapa.shared::cluster.u32 remote, %0, %1;\n"
-                    "st.shared::cluster.u16 [remote], %2;\n"
-                    "}" ::"r"((unsigned int)__cvta_generic_to_shared(&queries[t][blockIdx.x * Q_ROWS + of_block])),
-                    "r"(own_lane), "h"((unsigned short)(pack(sum, 0.0f) & 0xffffu))
-                    : "memory");
-            }
-        }
-    }
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    if (turns) {
-        const unsigned int pair = reinterpret_cast<const unsigned int*>(&queries[turned_token][NOPE])[own_pair];
-        reinterpret_cast<unsigned int*>(query_at(turned_token) + NOPE)[own_pair] = turned(pair, cos, sin);
-    }
-#else
     if (threadIdx.x < num_tokens * (NOPE / 8)) {
         const int token = threadIdx.x / (NOPE / 8), place = threadIdx.x % (NOPE / 8) * 8;
         *reinterpret_cast<Chunk*>(queries[token] + place) = *reinterpret_cast<const Chunk*>(query_at(token) + place);
@@ -237,7 +138,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS) latent_querie
         *pair = turned(*pair, cos, sin);
     }
     __syncthreads();
-#endif
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         if (t >= num_tokens) break;

@@ -13,7 +13,6 @@ from tandem.engine.attention.base import (
     LatentAttention,
     LatentBackend,
     LatentHeads,
-    QueryProjection,
 )
 from tandem.engine.attention.latent_expansion import LatentExpansion
 from tandem.engine.attention.latent_layout import LatentLayout
@@ -104,22 +103,6 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     ) -> torch.Tensor:
         assert self._planned is not None
         return self._planned.attend(q, kv, norm, rotation, heads, layer)
-
-    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
-        assert self._planned is not None
-        return self._planned.projects(projection, heads)
-
-    def attend_projecting(
-        self,
-        projection: QueryProjection,
-        kv: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,
-        heads: LatentHeads,
-        layer: int,
-    ) -> torch.Tensor:
-        assert self._planned is not None
-        return self._planned.attend_projecting(projection, kv, norm, rotation, heads, layer)
 
     def _plan_absorbed(self, sequences: Sequence[TokenSequence], plans: LatentPlans) -> "PlannedLatents":
         plan = plans.build(self._layout, sequences)
@@ -219,17 +202,3 @@ class _Graphed(GraphedAttention, PlannedLatents):
         out: torch.Tensor,
     ) -> None:
         self._absorbed.run(q, kv, norm, rotation, heads, layer, out)
-
-    def projects(self, projection: QueryProjection, heads: LatentHeads) -> bool:
-        return self._absorbed.projects(projection, heads)
-
-    def attend_projecting(
-        self,
-        projection: QueryProjection,
-        kv: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,
-        heads: LatentHeads,
-        layer: int,
-    ) -> torch.Tensor:
-        return self._absorbed.attend_projecting(projection, kv, norm, rotation, heads, layer)

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tandem.engine.attention.base import Attention, LatentAttention, LatentHeads, QueryProjection
+from tandem.engine.attention.base import Attention, LatentAttention, LatentHeads
 from tandem.engine.layers.linear import Linear, LinearBase
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.ops import LayerOps
@@ -57,29 +57,20 @@ class LatentSelfAttention(SelfAttention):
         self, x: torch.Tensor, norm: Norm, rotation: Rotation, attention: Attention, layer: int, ops: LayerOps
     ) -> torch.Tensor:
         assert isinstance(attention, LatentAttention)
-        if self._q_down is None:
-            _, q, kv = self._projected(x, norm, ops)
-        else:
-            q_latent, kv = ops.norm_linears(x, norm, (self._q_down, self._kv_down))
-            projection = QueryProjection(q_latent, self._q_norm, self._q)
-            if attention.projects(projection, self._heads):
-                return attention.attend_projecting(projection, kv, self._kv_norm, rotation, self._heads, layer)
-            q = self._of_latent(q_latent, ops)
+        _, q, kv = self._projected(x, norm, ops)
         return attention.attend(q, kv, self._kv_norm, rotation, self._heads, layer)
 
     def _projected(
         self, x: torch.Tensor, norm: Norm, ops: LayerOps
     ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """Returns the queries' latent, (num_tokens, q_rank), if there is one, then queries and latents by token."""
+        q_latent = None
         if self._q_down is None:
             q, kv = ops.norm_linears(x, norm, (self._q, self._kv_down))
-            return None, q.unflatten(-1, (-1, self._qk_dim)), kv
-        q_latent, kv = ops.norm_linears(x, norm, (self._q_down, self._kv_down))
-        return q_latent, self._of_latent(q_latent, ops), kv
-
-    def _of_latent(self, q_latent: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        """Returns queries by token. Args: q_latent: (num_tokens, q_rank)."""
-        return ops.norm_linear(q_latent, self._q_norm, self._q).unflatten(-1, (-1, self._qk_dim))
+        else:
+            q_latent, kv = ops.norm_linears(x, norm, (self._q_down, self._kv_down))
+            q = ops.norm_linear(q_latent, self._q_norm, self._q)
+        return q_latent, q.unflatten(-1, (-1, self._qk_dim)), kv
 
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         return ops.linear_add(attended, self._o, x)

@@ -13,15 +13,13 @@ from tandem.engine.attention.base import (
     LatentAttention,
     LatentBackend,
     LatentHeads,
-    QueryProjection,
 )
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.latent_reference import LatentReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
 from tandem.engine.kvcache.pool import KvPool
-from tandem.engine.layers.linear import Linear
-from tandem.engine.layers.norm import Norm, rms_norm
-from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.layers.norm import Norm
+from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.latent_attention import LatentOracle
 
@@ -203,39 +201,6 @@ def test_decodes_as_plain_torch(dtype: str) -> None:
         run(oracle, "prefill", sequences[:1], 660)
         outputs.append(run(oracle, "decode", sequences, 1).double())
     assert (outputs[0] - outputs[1]).norm() <= MAX_ERROR * outputs[1].norm()
-
-
-@pytest.mark.parametrize("num_tokens", [1, 3, 4])
-@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim", "q_rank"), [(20, 192, 256, 768), (16, 128, 128, 1536)])
-def test_queries_made_of_latents(num_heads: int, nope_dim: int, value_dim: int, q_rank: int, num_tokens: int) -> None:
-    device, q_dim = torch.device("cuda", 0), nope_dim + ROPE_DIM
-    oracle = LatentOracle(new_pool(16), triton, num_heads, nope_dim, value_dim)
-    sequences = [oracle.add(n) for n in (700, 33, 90, 5)][:num_tokens]
-    for s in sequences:
-        run(oracle, "prefill", [s], len(s.token_ids) - 1)
-    linear = Linear([num_heads * q_dim], q_rank, False, torch.bfloat16, device)
-    torch.nn.init.normal_(linear.weight, std=q_rank**-0.5)
-    norm = Norm(1 + 0.2 * torch.randn(q_rank, device=device).bfloat16(), 1e-6)
-    projection = QueryProjection(3 * torch.randn(num_tokens, q_rank, device=device).bfloat16(), norm, linear)
-    kv = torch.randn(num_tokens, KV_RANK + ROPE_DIM, device=device).bfloat16()
-    for s in sequences:
-        s.extend(1)
-    attention = oracle.attention
-    attention.plan(Batch("decode", sequences))
-    assert attention.projects(projection, oracle.heads[1])
-    positions = torch.tensor([s.cached_len for s in sequences], device=device)
-    rotation = Rotation(RotaryEmbedding(ROPE_DIM, 1e4, None, 1024, device), positions, torch.bfloat16)
-    kv_norm = Norm(torch.ones(KV_RANK, device=device).bfloat16(), 1e-6)
-    out = attention.attend_projecting(projection, kv, kv_norm, rotation, oracle.heads[1], 1)
-    pages = [numbers.clone() for numbers in oracle.pages]
-    q = linear(rms_norm(projection.latents, *norm)).unflatten(-1, (num_heads, q_dim))
-    expected = attention.attend(q, kv, kv_norm, rotation, oracle.heads[1], 1)
-    assert (out - expected).norm() <= MAX_ERROR * expected.norm()
-    for numbers, before in zip(oracle.pages, pages, strict=True):
-        torch.testing.assert_close(numbers, before, atol=0, rtol=0, equal_nan=True)
-    # Others add biases.
-    linear.bias = torch.zeros(num_heads * q_dim, device=device).bfloat16()
-    assert not attention.projects(projection, oracle.heads[1])
 
 
 @pytest.mark.parametrize(
