@@ -61,7 +61,7 @@ class LatentKernels:
         self._limits = limits
         self._quantized_to = quantized_to
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
+        self._num_programs = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._norm = Norm(self._random(KV_RANK), 1e-6)
 
     def decode(self, num_heads: int, batch_size: int, kv_len: int) -> DecodeRow:
@@ -104,7 +104,7 @@ class LatentKernels:
     def _time_attention(
         self, pool: CudaKvPool, sequences: list[TokenSequence], num_heads: int, num_layers: int
     ) -> float:
-        plans = decode_plans(len(sequences), num_heads, self._num_sms, bool(self._quantized_to))
+        plans = decode_plans(len(sequences), num_heads, self._num_programs)
         assert isinstance(pool.layout, LatentLayout)
         plan = plans.build(pool.layout, sequences)
         items, merges, pages = Packed(*plan.arrays).to(self._device)
@@ -115,7 +115,7 @@ class LatentKernels:
         view = pool.layout.views(pool.memory_and_dummy)
         tables, scale = (items, merges, pages, parts, log_sums, plans.most_parts), (NOPE_DIM + ROPE_DIM) ** -0.5
         return self._per_layer(
-            lambda layer: attend(q, q_rope, view, layer, *tables, scale, plans.num_programs, out), num_layers
+            lambda layer: attend(q, q_rope, view, layer, *tables, scale, self._num_programs, out), num_layers
         )
 
     def _per_layer(self, run: Callable[[int], object], num_layers: int) -> float:

@@ -16,8 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from tandem.engine.attention.latent_layout import LatentPages
-from tandem.engine.attention.latent_plan import MAX_STREAM_ROWS, MERGE_SIZE
-from tandem.engine.attention.latent_stream import attend_stream
+from tandem.engine.attention.latent_plan import MERGE_SIZE
 from tandem.engine.attention.latent_tiles import DEPENDENT, attend_tiles
 
 # Parts, and numbers of them all, that a program merges at once.
@@ -53,7 +52,6 @@ def attend(
         log_sums: (max_parts, tile_rows) float32, overwritten.
         most_parts: of LatentPlans; gives the order of sums.
         scale: factor of the scores.
-        num_programs: of LatentPlans.
         out: as q, overwritten: weighted sums of latents.
         kv_scale: of quantized latents.
     """
@@ -95,10 +93,8 @@ def attend_parts(
     kv_scale: float = 1.0,
 ) -> None:
     """As `attend`, without merging parts: `out` has the rows that have one part."""
-    has_streams = pages.latents.dtype != pages.keys.dtype and parts.shape[1] <= MAX_STREAM_ROWS
-    run = attend_stream if has_streams else attend_tiles
     scale *= math.log2(math.e)
-    run(q, q_rope, pages, layer, items, page_ids, parts, log_sums, scale, kv_scale, num_programs, out)
+    attend_tiles(q, q_rope, pages, layer, items, page_ids, parts, log_sums, scale, kv_scale, num_programs, out)
 
 
 @triton.jit

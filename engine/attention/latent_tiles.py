@@ -1,7 +1,7 @@
 """Attention of tiles of queries over latents, in Gluon: needs the tensor cores of compute capability 9.
 
-Shared memory has room for two blocks of latents, or for two quantized ones and one expanded for the tensor cores.
-While tensor cores multiply one, the next is copied. Triton's own pipeline does that from three blocks on.
+Shared memory has room for two blocks of latents, or for three quantized blocks and one that is expanded for the tensor
+cores. While tensor cores multiply one, the next are copied. Triton's own pipeline does that from three blocks on.
 """
 
 import torch
@@ -28,6 +28,8 @@ LARGEST = gl.constexpr(65504.0)
 # time with two for more rows than the fewest.
 MAX_ROWS_OF_GROUP, MAX_ROWS_OF_FEW_TOKENS = 32, 16
 FEW_TOKENS = 4
+# Blocks in shared memory. Quantized ones are small: few rows leave room for a third, which hides the memory's latency.
+STAGES, QUANTIZED_STAGES = 2, 3
 
 
 def attend_tiles(
@@ -48,6 +50,7 @@ def attend_tiles(
     latents, keys = pages
     num_heads, num_tokens, kv_rank = q.shape
     tile_rows = parts.shape[1]
+    has_third = latents.dtype != keys.dtype and tile_rows <= MAX_ROWS_OF_GROUP
     max_rows = MAX_ROWS_OF_FEW_TOKENS if num_tokens <= FEW_TOKENS else MAX_ROWS_OF_GROUP
     _attend_tiles[(num_programs,)](
         q,
@@ -73,6 +76,7 @@ def attend_tiles(
         ROWS=tile_rows,
         BLOCK=BLOCK,
         ITEM=ITEM_SIZE,
+        STAGES=QUANTIZED_STAGES if has_third else STAGES,
         launch_pdl=DEPENDENT,
         num_warps=4 if tile_rows <= max_rows else 8,
     )
@@ -117,6 +121,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     ROWS: gl.constexpr,
     BLOCK: gl.constexpr,
     ITEM: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """Computes every num_programs-th item. Tokens are rows of the products, and queries columns."""
     DTYPE: gl.constexpr = q.dtype.element_ty
@@ -139,16 +144,16 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
     FETCHED: gl.constexpr = gl.SliceLayout(1, FETCH)
     latents = gl.allocate_shared_memory(
         COMPUTED,
-        [1 if IS_QUANTIZED else 2, BLOCK, KV_RANK],
+        [1 if IS_QUANTIZED else STAGES, BLOCK, KV_RANK],
         gl.NVMMASharedLayout.get_default_for([BLOCK, KV_RANK], COMPUTED),
     )
     stored = latents
     if IS_QUANTIZED:
         stored = gl.allocate_shared_memory(
-            STORED, [2, BLOCK, KV_RANK], gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
+            STORED, [STAGES, BLOCK, KV_RANK], gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
         )
     keys = gl.allocate_shared_memory(
-        DTYPE, [2, BLOCK, ROPE_DIM], gl.NVMMASharedLayout.get_default_for([BLOCK, ROPE_DIM], DTYPE)
+        DTYPE, [STAGES, BLOCK, ROPE_DIM], gl.NVMMASharedLayout.get_default_for([BLOCK, ROPE_DIM], DTYPE)
     )
     queries = gl.allocate_shared_memory(
         COMPUTED, [ROWS, KV_RANK], gl.NVMMASharedLayout.get_default_for([ROWS, KV_RANK], COMPUTED)
@@ -173,13 +178,18 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         end = gl.load(item + 5)
         part = gl.load(item + 6)
         page = pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, COPIED)
-        next_page = pages_of(item_pages, start + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
+        second_page = pages_of(item_pages, start + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
+        next_page = second_page
+        if STAGES == 3:
+            next_page = pages_of(item_pages, start + 2 * BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
         if number == gl.program_id(0):
             fetched_page = pages_of(item_pages, start, end, PAGE_SIZE, BLOCK, FETCHED)
             prefetch(base, fetched_page, start, page_stride, PAGE_SIZE, ROW, BLOCK, FETCH)
         # Plans are older than it, queries are its.
         wait_for_kernel_before()
         copy(stored, keys, 0, base, page, start, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
+        if STAGES == 3:
+            copy(stored, keys, 1, base, second_page, start + BLOCK, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
         i = gl.arange(0, ROWS, layout=COPIED)
         row = first_row + i
         token = (row // NUM_HEADS).to(gl.int64)
@@ -205,9 +215,9 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
         totals = gl.zeros([BLOCK, ROWS], gl.float32, SCORES)
         stage = 0
         for first in range(start, end, BLOCK):
-            async_copy.wait_group(0)
-            free = 1 - stage
-            ahead = first + BLOCK
+            async_copy.wait_group(STAGES - 2)
+            free = (stage + STAGES - 1) % STAGES
+            ahead = first + (STAGES - 1) * BLOCK
             latent = latents.index(_zero() if IS_QUANTIZED else stage)
             if IS_QUANTIZED:
                 copy(stored, keys, free, base, next_page, ahead, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
@@ -233,7 +243,7 @@ def _attend_tiles(  # type: ignore[no-untyped-def]
                 scores = warpgroup_mma(keys.index(stage), turned.permute((1, 0)), scores, is_async=True)
                 copy(stored, keys, free, base, next_page, ahead, end, page_stride, PAGE_SIZE, ROW, LATENT_COPY, COPY)
             next_page = pages_of(item_pages, ahead + BLOCK, end, PAGE_SIZE, BLOCK, COPIED)
-            stage = free
+            stage = (stage + 1) % STAGES
             if IS_QUANTIZED:
                 scores, of_keys = warpgroup_mma_wait(0, deps=[scores, of_keys])
                 scores = scores + of_keys * scale

@@ -80,18 +80,17 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
         self._kernels = LatentKernels(layout, pages, scales)
         self._dummy_page = pool.num_pages
         self._num_heads = num_q_heads
-        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
-        self._is_quantized = bool(layout.quantized_to)
+        self._num_programs = torch.cuda.get_device_properties(self._device).multi_processor_count
         self.expansion = LatentExpansion(layout, pages, num_q_heads, scales)
         self._planned: LatentAttention | None = None
 
     def plan(self, batch: Batch) -> None:
         parts: list[PlannedLatents] = []
         if batch.decoded:
-            plans = self._decode_plans(len(batch.decoded))
+            plans = decode_plans(len(batch.decoded), self._num_heads, self._num_programs)
             parts.append(self._plan_absorbed(batch.decoded, plans))
         num_prompt_tokens = sum(s.extend_len for s in batch.prompts)
-        plans = prompt_plans(num_prompt_tokens, self._num_heads, self._num_sms)
+        plans = prompt_plans(num_prompt_tokens, self._num_heads, self._num_programs)
         for is_expanded, prompts in groupby(batch.prompts, self.expansion.is_faster):
             if not is_expanded:
                 parts.append(self._plan_absorbed(list(prompts), plans))
@@ -109,19 +108,16 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
         plan = plans.build(self._layout, sequences)
         packed = Packed(*places(self._layout, sequences), *plan.arrays)
         parts = self._kernels.parts(plan.num_parts, plans)
-        return AbsorbedLatents(self._kernels, LatentTables(*packed.to(self._device)), parts, plans.num_programs)
-
-    def _decode_plans(self, num_rows: int) -> LatentPlans:
-        return decode_plans(num_rows, self._num_heads, self._num_sms, self._is_quantized)
+        return AbsorbedLatents(self._kernels, LatentTables(*packed.to(self._device)), parts, self._num_programs)
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        plans = {size: self._decode_plans(size) for size in batch_sizes}
+        plans = {size: decode_plans(size, self._num_heads, self._num_programs) for size in batch_sizes}
         return self._graphed(plans, {size: size for size in batch_sizes}, max_pages_per_sequence)
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        plans = {size: prompt_plans(size, self._num_heads, self._num_sms) for size in sizes}
+        plans = {size: prompt_plans(size, self._num_heads, self._num_programs) for size in sizes}
         # Padding is one more sequence.
         return self._graphed(plans, dict.fromkeys(sizes, max_sequences + 1), max_pages_per_sequence)
 
@@ -150,7 +146,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
                 packer,
                 memory,
                 parts._replace(most_of_tile=plans[size].most_parts),
-                plans[size].num_programs,
+                self._num_programs,
             )
             for size, packer in packers.items()
         }
