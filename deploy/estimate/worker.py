@@ -16,7 +16,13 @@ from tandem.deploy.estimate.experts import (
     num_sparse_layers,
 )
 from tandem.deploy.estimate.gpus import GIB, Gpu
-from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, MAX_FEW_ROWS, expansion_flops
+from tandem.deploy.estimate.latents import (
+    FP8_LATENT_READ_SHARE,
+    LATENT_LAYER_S,
+    LATENT_READ_SHARE,
+    MAX_FEW_ROWS,
+    expansion_flops,
+)
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig
@@ -306,10 +312,11 @@ class Worker:
         return common_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
 
     def _kv_s(self, num_tokens: int) -> float:
-        share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         latent = self.model.latent is not None
         if latent:
-            share = LATENT_READ_SHARE
+            share = FP8_LATENT_READ_SHARE if self._has_quantized_pages else LATENT_READ_SHARE
+        else:
+            share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         num_copies = self.degree if latent else RankConfig(0, self.degree).kv_head_copies(self.model.num_kv_heads)
         return num_tokens * num_copies * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 

@@ -50,6 +50,10 @@ LATENT_DECODE_MS = {
     1024: {1: 1.91, 8: 5.57, 32: 9.06, 128: 10.52, 256: 12.21},
     16_384: {1: 2.09, 8: 6.52, 32: 12.83, 128: 25.75},
 }
+FP8_LATENT_DECODE_MS = {
+    1024: {1: 1.98, 8: 5.52, 32: 8.88, 128: 10.32, 256: 12.00},
+    16_384: {1: 2.08, 8: 6.37, 32: 12.66, 128: 25.09, 256: 41.18},
+}
 # Pages of 16 tokens.
 POOLS = {"prefill": 54_712, "decode": 54_283, "both": 54_283}
 
@@ -126,10 +130,13 @@ def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_an
         Worker(LLAMA_8B, GPUS["a100"], kv_cache_dtype="fp8_e4m3")
 
 
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "measured"), [("auto", LATENT_DECODE_MS), ("fp8_e4m3", FP8_LATENT_DECODE_MS)]
+)
 @pytest.mark.parametrize("kv_len", LATENT_DECODE_MS)
-def test_steps_over_latents(kv_len: int) -> None:
-    worker = Worker(DEEPSEEK_V2_LITE, H200)
-    for batch_size, measured_ms in LATENT_DECODE_MS[kv_len].items():
+def test_steps_over_latents(kv_len: int, kv_cache_dtype: str, measured: dict[int, dict[int, float]]) -> None:
+    worker = Worker(DEEPSEEK_V2_LITE, H200, kv_cache_dtype=kv_cache_dtype)
+    for batch_size, measured_ms in measured[kv_len].items():
         assert worker.decode_step(batch_size, kv_len) * 1e3 == pytest.approx(measured_ms, rel=0.06)
 
 
@@ -145,6 +152,7 @@ def test_handovers_of_latents() -> None:
     """4.2 times fewer bytes than Llama-3.1-8B's keys and values."""
     latents, by_head = Worker(DEEPSEEK_V2_LITE, H200), Worker(LLAMA_8B, H200)
     assert (latents.kv_bytes_per_token, by_head.kv_bytes_per_token) == (31_104, 131_072)
+    assert Worker(DEEPSEEK_V2_LITE, H200, kv_cache_dtype="fp8_e4m3").kv_bytes_per_token == 17_280
     assert by_head.transfer(4096) / latents.transfer(4096) == pytest.approx(131_072 / 31_104)
 
 
