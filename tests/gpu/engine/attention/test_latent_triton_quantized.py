@@ -43,8 +43,10 @@ def new_pool(page_size: int, dtype: str = "bfloat16", kv_rank: int = KV_RANK) ->
     return CudaKvPool(layout, MAX_TOKENS // page_size + 16, torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim"), SIZES)
+@pytest.mark.parametrize(
+    ("page_size", "num_heads", "nope_dim", "value_dim"),
+    [*((16, *sizes) for sizes in SIZES), (1, *SIZES[0]), (64, *SIZES[0])],
+)
 def test_chunks_decode_and_mixed_steps(page_size: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
     oracle = LatentOracle(new_pool(page_size), triton, num_heads, nope_dim, value_dim, SCALES)
     long, middle, short = oracle.add(1600), oracle.add(400), oracle.add(9)
@@ -68,8 +70,9 @@ def test_smaller_latents(kv_rank: int, dtype: str) -> None:
     oracle.step("decode", {short: 1, long: 1}, max_error=MAX_ERROR)
 
 
-@pytest.mark.parametrize("num_decoded", [3, 40])
-@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim"), SIZES)
+@pytest.mark.parametrize(
+    ("num_decoded", "num_heads", "nope_dim", "value_dim"), [*((3, *sizes) for sizes in SIZES), (40, *SIZES[0])]
+)
 def test_steps_of_fixed_sizes(num_decoded: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
     oracle = LatentOracle(
         new_pool(16),
