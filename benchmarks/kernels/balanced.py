@@ -71,7 +71,7 @@ def measure(case: Case, num_tokens: int) -> Figure:
 
 def show(figures: Sequence[Figure], title: str, console: Console) -> None:
     table = Table("matrix", title=title)
-    columns = "tokens", "floor", "others", "best", "x floor", "x others", "tiles: outputs/tokens/cluster/unit"
+    columns = "tokens", "floor", "others", "best", "x floor", "x others", "tiles: outputs/tokens/cluster/unit/parts"
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number in (2, 6) else "right")
     for figure in figures:

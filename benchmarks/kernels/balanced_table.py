@@ -1,5 +1,6 @@
 """Candidate tiles of balanced_products.cu, and the table of the fastest. Imports no CUDA."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -7,15 +8,17 @@ from typing import NamedTuple
 
 from tandem.engine.floors import BYTES_PER_NUMBER, FP8_BYTES_PER_NUMBER
 from tandem.engine.layers.balanced_choice import Choice, Matrix
-from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, tile_of
+from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, BalancedTile, has_room, tile_of
 from tandem.engine.layers.product_tiles import Kind
 from tandem.engine.models.config import ModelConfig
 
 # Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
 MAX_NARROW_TOKENS = 128
 SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): MAX_NARROW_TOKENS}
-# Least steps of a tile that a block takes, if tiles are cut at will, and equal parts of a tile otherwise.
+# Least steps of a tile that a block takes, if tiles are cut at will, and equal parts of a tile otherwise: summed through
+# global memory, or through shared memory by the blocks of a cluster.
 UNIT, NUM_PARTS = 4, (1, 2, 3)
+PART_OUTPUTS, PARTS = (128, 192), (2, 4, 8)
 # Least share of the multiprocessors that equal parts occupy.
 MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
@@ -77,6 +80,10 @@ def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
             tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
             if tile is not None and num_tokens <= most:
                 yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
+    for outputs, parts, number in itertools.product(PART_OUTPUTS, PARTS, (least, least + 1)):
+        tile = tile_of(num_tokens, outputs, 1, number, 1, parts)
+        if tile is not None and _is_balanced(matrix, tile, number):
+            yield tile
 
 
 def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:
@@ -88,6 +95,14 @@ def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> 
             yield -(-num_steps // number)
 
 
+def _is_balanced(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> bool:
+    """Args: tile: with parts."""
+    num_blocks = num_token_tiles * -(-matrix.num_rows // tile.outputs) * tile.parts
+    is_cut = UNIT * tile.parts * SWIZZLE <= matrix.in_size * matrix.number_size
+    is_one_wave = MIN_OCCUPANCY <= num_blocks / NUM_MULTIPROCESSORS <= 1
+    return is_cut and is_one_wave and has_room(tile, SHARED_MEMORY, is_gated=matrix.is_gated)
+
+
 def choices_of(figures: Sequence[Figure]) -> list[Choice]:
     """Returns the choices of one matrix, by rising numbers of tokens."""
     choices: list[Choice] = []
@@ -97,9 +112,8 @@ def choices_of(figures: Sequence[Figure]) -> list[Choice]:
         if fastest * MIN_GAIN < min(figure.others.values()):
             fast = [tile for tile, us in figure.tiles.items() if us <= TIE * fastest]
             best = min(fast, key=lambda tile: (tile.cluster, figure.tiles[tile]))
-            choice = Choice(
-                figure.num_tokens, -(-figure.num_tokens // best.tokens), best.outputs, best.cluster, best.unit
-            )
+            number = -(-figure.num_tokens // best.tokens)
+            choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.parts)
         if choices and choices[-1][1:] == choice[1:]:
             choices.pop()
         choices.append(choice)
