@@ -3,9 +3,9 @@
 from bisect import bisect_left
 
 # Decoded sequences, beside the largest batch with a graph.
-NUM_DECODED = (16, 32, 64, 96, 128, 192, 256)
+NUM_DECODED = (16, 32, 64, 96, 128, 256)
 # Decoded and prompt tokens together: tiles of matrix products fit these. 272 rows take an eighth longer than 256.
-NUM_ROWS = (128, 192, 256, 384, 512, 640, 768, 1024, 1280)
+NUM_ROWS = (128, 192, 256, 384, 448, 512, 640, 768, 896, 1024)
 # Fewer prompt tokens take no less time.
 MIN_PROMPT_TOKENS = 64
 # Smaller batches share the prompt sizes of this one, and their attention's memory.
