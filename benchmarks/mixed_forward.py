@@ -2,8 +2,8 @@
 
 One engine on one GPU with random weights, and graphs. Launches follow a worker of role both: a mixed forward while the
 one before runs; of two forwards, the piece while the step before runs, but the step after the piece has ended, because
-a prompt that ends with the piece joins the step. Pieces are cut to a graph's size. The floor is that of engine/floors.py
-at the matrix products' rate after two seconds of load.
+a prompt that ends with the piece joins the step. Pieces are cut to a graph's size. The floor (engine/floors.py) is at the
+matrix products' rate after two seconds of load.
 """
 
 import random
@@ -63,9 +63,7 @@ def seconds_of(engine: EngineBase, decoded: Sequence[TokenSequence], piece: Toke
     return (time.perf_counter() - began) / NUM_REPEATS
 
 
-def measure(
-    engine: EngineBase, vocab_size: int, floor_s: Callable[[int, int, int, int], float]
-) -> Iterator[Row]:
+def measure(engine: EngineBase, vocab_size: int, floor_s: Callable[[int, int, int, int], float]) -> Iterator[Row]:
     """Args: floor_s: of decoded sequences, tokens of each, tokens of a piece, and cached tokens."""
     rng = random.Random(0)
     for num_rows, num_context in STEPS:

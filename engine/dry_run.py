@@ -204,7 +204,7 @@ def _graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object
 
 
 def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
-    """Estimates from the most tokens with each number of sequences, and one such graph alone, whose memory all share."""
+    """Estimates from the most tokens with each number of sequences, and one such graph alone: all share its memory."""
     tried = MixedSizes(tuple((num_decoded, beside[-1:]) for num_decoded, beside in sizes.by_decoded))
     several = _bytes_taken(lambda: capture(tried))
     shared = _bytes_taken(lambda: capture(MixedSizes(tried.by_decoded[-1:])))

@@ -32,9 +32,7 @@ def tile(num_tokens: int, outputs: int, cluster: int, number: int, parts: int = 
 @pytest.mark.parametrize("kind", ["plain", "channel"])
 @pytest.mark.parametrize(("num_rows", "in_size"), MATRICES)
 @pytest.mark.parametrize(("outputs", "cluster", "number", "parts"), TILES)
-def test_products(
-    kind: Kind, num_rows: int, in_size: int, outputs: int, cluster: int, number: int, parts: int
-) -> None:
+def test_products(kind: Kind, num_rows: int, in_size: int, outputs: int, cluster: int, number: int, parts: int) -> None:
     from tandem.engine.layers.balanced_products import BalancedProducts
 
     products = BalancedProducts(torch.device("cuda", 0))
@@ -84,3 +82,27 @@ def test_consecutive_launches_share_memory_for_partial_sums() -> None:
         graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("max_clusters", [32, 31])
+def test_clusters_that_do_not_fit_side_by_side_are_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, max_clusters: int
+) -> None:
+    from tandem.engine.layers import balanced_products
+    from tandem.engine.layers.cuda_kernel import CudaKernel
+
+    monkeypatch.setattr(balanced_products, "balanced_tile_for", lambda product: tile(96, 128, 1, 1, 4))
+    monkeypatch.setattr(CudaKernel, "max_clusters", lambda kernel, num_threads: max_clusters)
+    products = balanced_products.BalancedProducts(torch.device("cuda", 0))
+    # 32 tiles.
+    chosen = products.tile(96, make("plain", 4096, 4096))
+    assert chosen == (tile(96, 128, 1, 1, 4) if max_clusters == 32 else None)
+
+
+def test_other_gpus_take_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tandem.engine.layers import balanced_products
+
+    monkeypatch.setattr(balanced_products, "balanced_tile_for", lambda product: tile(96, 128, 1, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (12, 0))
+    products = balanced_products.BalancedProducts(torch.device("cuda", 0))
+    assert products.tile(96, make("plain", 4096, 4096)) is None
