@@ -2,8 +2,8 @@
 
 One engine on one GPU with random weights, and graphs. Launches follow a worker of role both: a mixed forward while the
 one before runs; of two forwards, the piece while the step before runs, but the step after the piece has ended, because
-a prompt that ends with the piece joins the step. Pieces are cut to a graph's size. The floor (engine/floors.py) is at the
-matrix products' rate after two seconds of load.
+a prompt that ends with the piece joins the step. Pieces are cut to a graph's size. The floor (engine/floors.py) is at
+the matrix products' rate after two seconds of load.
 """
 
 import random

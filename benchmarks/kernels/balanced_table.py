@@ -15,8 +15,8 @@ from tandem.engine.models.config import ModelConfig
 # Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
 MAX_NARROW_TOKENS = 128
 SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): MAX_NARROW_TOKENS}
-# Least steps of a tile that a block takes, if tiles are cut at will. Otherwise equal parts of a tile: summed through global
-# memory, or through shared memory by the blocks of a cluster.
+# Least steps of a tile that a block takes, if tiles are cut at will. Otherwise equal parts of a tile: summed through
+# global memory, or through shared memory by the blocks of a cluster.
 UNIT, NUM_PARTS = 4, (1, 2, 3)
 PART_OUTPUTS, PARTS = (128, 192), (2, 4, 8)
 # Least share of the multiprocessors that equal parts occupy.

@@ -15,8 +15,8 @@ from tandem.engine.adapters.rows import AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
 from tandem.engine.layers.linear import Linear, LinearBase
 
-# Other GPUs, and those of fewer multiprocessors than MIN_BLOCKS, have too little shared memory or too few blocks side by
-# side for these shapes.
+# Other GPUs, and those of fewer multiprocessors than MIN_BLOCKS, have too little shared memory or too few blocks side
+# by side for these shapes.
 CAPABILITY = 9
 # Rows of a tile of the base's product.
 FEW_ROWS, MANY_ROWS = 64, 128

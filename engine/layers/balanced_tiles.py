@@ -19,7 +19,7 @@ MIN_STAGES = 2
 class BalancedTile(NamedTuple):
     """
     Attributes:
-        outputs: weight rows of a block's tile, 64, 128 or, with parts, 192; of a gated product half of gate and half of up.
+        outputs: weight rows of a block's tile, 64, 128 or, with parts, 192; of a gated product half are of the gate.
         tokens: of a block's tile, a multiple of `token_multiple`.
         cluster: blocks with neighboring outputs, each of which fetches a share of the tokens for all.
         unit: least steps of a tile that a block takes.

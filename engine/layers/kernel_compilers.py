@@ -50,8 +50,8 @@ class KernelCompilers:
         except FutureTimeoutError:
             package, name, options = kernel
             raise TimeoutError(
-                f"{package}.{name} is not compiled after {self._timeout_s:g} s ({' '.join(options)}): the host's CPUs may "
-                "be busy; start the worker again"
+                f"{package}.{name} is not compiled after {self._timeout_s:g} s ({' '.join(options)}): the host's CPUs "
+                "may be busy; start the worker again"
             ) from None
 
     def _work(self, waiting: "queue.SimpleQueue[Kernel]") -> None:
