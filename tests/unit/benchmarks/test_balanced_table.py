@@ -33,6 +33,16 @@ def test_candidates_hold_all_tokens_and_fit_shared_memory() -> None:
                 assert num_stages(tile, SHARED_MEMORY, is_gated=matrix.is_gated) >= MIN_STAGES
 
 
+def test_tiles_with_parts_take_one_wave() -> None:
+    # 32 tiles of 128 outputs, 22 of 192, twice if the tokens are in two tiles.
+    parts = {
+        num_tokens: {tile[:2] + (tile.parts,) for tile in tiles_for(DOWN, num_tokens) if tile.parts > 1}
+        for num_tokens in (96, 192)
+    }
+    assert parts[96] == {(128, 96, 2), (128, 96, 4), (192, 96, 4)}
+    assert parts[192] == {(128, 192, 2), (128, 192, 4), (192, 192, 4), (128, 96, 2), (192, 96, 2)}
+
+
 def test_ranks_share_a_models_matrices() -> None:
     whole, half = (list(matrices_of(LLAMA_8B, tp, ("plain",))) for tp in (1, 2))
     assert [(m.out_size, m.in_size) for m in whole[:4]] == [(6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336)]
@@ -54,3 +64,9 @@ def test_the_table_has_the_fastest_tile_unless_another_kernel_is_as_fast() -> No
 
 def test_smaller_clusters_are_preferred_if_they_are_about_as_fast() -> None:
     assert choices_of([figure(64, 40.0, {FAST: 31.0, SLOW: 31.4})]) == [Choice(64, 1, 128, 1, 4)]
+
+
+def test_the_table_has_parts() -> None:
+    tile = BalancedTile(192, 160, 1, 1, 4)
+    (choice,) = choices_of([figure(144, 40.0, {SLOW: 32.0, tile: 30.0})])
+    assert choice == Choice(144, 1, 192, 1, 1, 4)
