@@ -75,12 +75,13 @@ class Figure(NamedTuple):
 
 def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
     least = -(-num_tokens // MAX_GROUP_TOKENS)
+    numbers = (least, least + 1) if num_tokens > MAX_NARROW_TOKENS else (least,)
     for (outputs, cluster), most in SHAPES.items():
-        for number in (least, least + 1) if num_tokens > MAX_NARROW_TOKENS else (least,):
+        for number in numbers:
             tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
             if tile is not None and num_tokens <= most:
                 yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
-    for outputs, parts, number in itertools.product(PART_OUTPUTS, PARTS, (least, least + 1)):
+    for outputs, parts, number in itertools.product(PART_OUTPUTS, PARTS, numbers):
         tile = tile_of(num_tokens, outputs, 1, number, 1, parts)
         if tile is not None and _is_balanced(matrix, tile, number):
             yield tile

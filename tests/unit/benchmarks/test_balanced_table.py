@@ -36,7 +36,7 @@ def test_candidates_hold_all_tokens_and_fit_shared_memory() -> None:
 def test_tiles_with_parts_take_one_wave() -> None:
     # 32 tiles of 128 outputs, 22 of 192, twice if the tokens are in two tiles.
     parts = {
-        num_tokens: {tile[:2] + (tile.parts,) for tile in tiles_for(DOWN, num_tokens) if tile.parts > 1}
+        num_tokens: {(*tile[:2], tile.parts) for tile in tiles_for(DOWN, num_tokens) if tile.parts > 1}
         for num_tokens in (96, 192)
     }
     assert parts[96] == {(128, 96, 2), (128, 96, 4), (192, 96, 4)}
