@@ -18,7 +18,7 @@ MULTIPLE = 16
 def prompt_sizes(num_decoded: int, max_prompt_tokens: int) -> tuple[int, ...]:
     """Returns the numbers of prompt tokens beside a number of decoded sequences, ascending, up to the first of at least
     max_prompt_tokens. Schedulers cut chunks to these sizes: padding costs as much as tokens."""
-    sizes = NUM_PROMPT_TOKENS
+    sizes: tuple[int, ...] = NUM_PROMPT_TOKENS
     if num_decoded <= NUM_DECODED[-1]:
         left = (num_rows - max(num_decoded, SHARED_DECODED) for num_rows in NUM_ROWS)
         sizes = tuple(size // MULTIPLE * MULTIPLE for size in left if size >= MIN_PROMPT_TOKENS)
