@@ -17,8 +17,8 @@ MAX_NARROW_TOKENS = 128
 SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): MAX_NARROW_TOKENS}
 # Least steps of a tile that a block takes, if tiles are cut at will. Otherwise equal parts of a tile: summed through
 # global memory, or through shared memory by the blocks of a cluster.
-UNIT, NUM_PARTS = 4, (1, 2, 3)
-PART_OUTPUTS, PARTS = (128, 192), (2, 4, 8)
+UNITS, NUM_PARTS = (1, 4), (1, 2, 3)
+PART_OUTPUTS, PARTS, MIN_STEPS = (128, 192), (2, 4, 8), 4
 # Least share of the multiprocessors that equal parts occupy.
 MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
@@ -78,7 +78,7 @@ def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
     numbers = (least, least + 1) if num_tokens > MAX_NARROW_TOKENS else (least,)
     for (outputs, cluster), most in SHAPES.items():
         for number in numbers:
-            tile = tile_of(num_tokens, outputs, cluster, number, UNIT)
+            tile = tile_of(num_tokens, outputs, cluster, number, 1)
             if tile is not None and num_tokens <= most:
                 yield from (tile._replace(unit=unit) for unit in units_for(matrix, tile, number))
     for outputs, parts, number in itertools.product(PART_OUTPUTS, PARTS, numbers):
@@ -88,7 +88,7 @@ def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
 
 
 def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:
-    yield UNIT
+    yield from UNITS
     num_steps = -(-matrix.in_size * matrix.number_size // SWIZZLE)
     num_tiles = num_token_tiles * -(-matrix.num_rows // (tile.outputs * tile.cluster))
     for number in NUM_PARTS:
@@ -99,7 +99,7 @@ def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> 
 def _is_balanced(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> bool:
     """Args: tile: with parts."""
     num_blocks = num_token_tiles * -(-matrix.num_rows // tile.outputs) * tile.parts
-    is_cut = UNIT * tile.parts * SWIZZLE <= matrix.in_size * matrix.number_size
+    is_cut = MIN_STEPS * tile.parts * SWIZZLE <= matrix.in_size * matrix.number_size
     is_one_wave = MIN_OCCUPANCY <= num_blocks / NUM_MULTIPROCESSORS <= 1
     return is_cut and is_one_wave and has_room(tile, SHARED_MEMORY, is_gated=matrix.is_gated)
 

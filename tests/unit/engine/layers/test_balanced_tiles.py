@@ -42,7 +42,7 @@ def stretches(dealt: Deal, unit: int) -> Iterator[tuple[int, int, int, int]]:
 def test_every_step_is_dealt_once_and_evenly(outputs: int, cluster: int) -> None:
     rng = random.Random(0)
     for _ in range(100):
-        num_tokens, unit = rng.randint(1, 1024), rng.choice((2, 4, 8))
+        num_tokens, unit = rng.randint(1, 1024), rng.choice((1, 2, 4, 8))
         tile = tile_of(num_tokens, outputs, cluster, -(-num_tokens // MAX_GROUP_TOKENS), unit)
         if tile is None:
             continue
