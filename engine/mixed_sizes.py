@@ -3,13 +3,11 @@
 from bisect import bisect_left
 
 # Decoded sequences, beside the largest batch with a graph.
-NUM_DECODED = (16, 32, 64, 96, 128, 256)
+NUM_DECODED = (32, 64, 96, 128, 256)
 # Decoded and prompt tokens together: tiles of matrix products fit these. 272 rows take an eighth longer than 256.
 NUM_ROWS = (128, 192, 256, 384, 448, 512, 640, 768, 896, 1024)
 # Fewer prompt tokens take no less time.
 MIN_PROMPT_TOKENS = 64
-# Smaller batches share the prompt sizes of this one, and their attention's memory.
-SHARED_DECODED = 32
 # Prompt tokens beside more decoded sequences than NUM_DECODED has. Estimates take them for all.
 NUM_PROMPT_TOKENS = (128, 192, 256, 384, 512, 768, 1024)
 MULTIPLE = 16
@@ -20,6 +18,6 @@ def prompt_sizes(num_decoded: int, max_prompt_tokens: int) -> tuple[int, ...]:
     max_prompt_tokens. Schedulers cut chunks to these sizes: padding costs as much as tokens."""
     sizes: tuple[int, ...] = NUM_PROMPT_TOKENS
     if num_decoded <= NUM_DECODED[-1]:
-        left = (num_rows - max(num_decoded, SHARED_DECODED) for num_rows in NUM_ROWS)
+        left = (num_rows - max(num_decoded, NUM_DECODED[0]) for num_rows in NUM_ROWS)
         sizes = tuple(size // MULTIPLE * MULTIPLE for size in left if size >= MIN_PROMPT_TOKENS)
     return sizes[: bisect_left(sizes, max_prompt_tokens) + 1]

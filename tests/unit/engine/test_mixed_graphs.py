@@ -47,8 +47,8 @@ def test_products_of_a_mixed_step_have_fitting_rows() -> None:
     [
         (1, 1, MixedSizes.grid((1,), (96,))),
         (16, 96, MixedSizes.grid((16,), (96,))),
-        (20, 97, MixedSizes.grid((16, 20), (96, 160))),
-        (70, 128, MixedSizes(((16, (96, 160)), (32, (96, 160)), (64, (64, 128)), (70, (112, 176))))),
+        (20, 97, MixedSizes.grid((20,), (96, 160))),
+        (70, 128, MixedSizes(((32, (96, 160)), (64, (64, 128)), (70, (112, 176))))),
         (512, 64, MixedSizes((*MixedSizes.up_to(256, 64).by_decoded, (512, (128,))))),
     ],
 )
