@@ -27,6 +27,8 @@ MIN_GAIN = 1.02
 # Tiles that take up to this times the fastest's time count as fast, and those of smaller clusters are preferred: fewer
 # kernels are compiled.
 TIE = 1.015
+# Tiles of a figure that are timed again for fewer tokens.
+NUM_FASTEST = 3
 # Bytes of a block.
 SHARED_MEMORY = 232_448
 
@@ -85,6 +87,14 @@ def tiles_for(matrix: MatrixSizes, num_tokens: int) -> Iterator[BalancedTile]:
         tile = tile_of(num_tokens, outputs, 1, number, 1, parts)
         if tile is not None and _is_balanced(matrix, tile, number):
             yield tile
+
+
+def candidates_for(matrix: MatrixSizes, num_tokens: int, whole: Figure | None) -> list[BalancedTile]:
+    """Args: whole: figure of more tokens. If it has the same tiles, its fastest suffice."""
+    tiles = list(tiles_for(matrix, num_tokens))
+    if whole is None or set(whole.tiles) != set(tiles):
+        return tiles
+    return sorted(tiles, key=whole.tiles.__getitem__)[:NUM_FASTEST]
 
 
 def units_for(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) -> Iterator[int]:

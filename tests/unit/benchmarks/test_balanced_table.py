@@ -6,6 +6,7 @@ from benchmarks.kernels.balanced_table import (
     SHARED_MEMORY,
     Figure,
     MatrixSizes,
+    candidates_for,
     choices_of,
     matrices_of,
     table_of,
@@ -70,3 +71,11 @@ def test_the_table_has_parts() -> None:
     tile = BalancedTile(192, 160, 1, 1, 4)
     (choice,) = choices_of([figure(144, 40.0, {SLOW: 32.0, tile: 30.0})])
     assert choice == Choice(144, 1, 192, 1, 1, 4)
+
+
+def test_fewer_tokens_in_the_same_tiles_time_only_the_fastest() -> None:
+    tiles = candidates_for(DOWN, 160, None)
+    assert len(tiles) > 3
+    whole = figure(160, 40.0, {tile: 30.0 + index for index, tile in enumerate(tiles)})
+    assert candidates_for(DOWN, 136, whole) == tiles[:3]
+    assert len(candidates_for(DOWN, 128, whole)) > 3
