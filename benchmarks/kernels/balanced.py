@@ -72,7 +72,12 @@ def measure(case: Case, num_tokens: int, candidates: Sequence[BalancedTile]) -> 
     tiles = {}
     case.prepare(num_tokens)
     for tile in candidates:
-        if wrong := case.wrong(tile):
+        try:
+            wrong = case.wrong(tile)
+        except RuntimeError as error:
+            # Of clusters that the GPU cannot launch.
+            wrong = str(error)
+        if wrong:
             print(f"WRONG {case.matrix}, {num_tokens} tokens, {tuple(tile)}: {wrong}", flush=True)
         else:
             tiles[tile] = case.time(case.balanced(tile))

@@ -18,7 +18,7 @@ SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): M
 # Least steps of a tile that a block takes, if tiles are cut at will. Otherwise equal parts of a tile: summed through
 # global memory, or through shared memory by the blocks of a cluster.
 UNITS, NUM_PARTS = (1, 4), (1, 2, 3)
-PART_OUTPUTS, PARTS, MIN_STEPS = (128, 192), (2, 4, 8), 4
+PART_OUTPUTS, PARTS, MIN_STEPS = (128, 192), (2, 3, 4, 5, 8), 4
 # Least share of the multiprocessors that equal parts occupy.
 MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
