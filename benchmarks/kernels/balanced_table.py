@@ -22,11 +22,10 @@ PART_OUTPUTS, PARTS, MIN_STEPS = (128, 192), (2, 3, 4, 5, 8), 4
 # Least share of the multiprocessors that equal parts occupy.
 MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
-# Least gain over other kernels.
-MIN_GAIN = 1.02
-# Tiles that take up to this times the fastest's time count as fast, and those of smaller clusters are preferred: fewer
-# kernels are compiled.
-TIE = 1.015
+# Least gain over other kernels, because those lose less among different neighbors. Least sum of the gains that a compiled
+# kernel adds, over all numbers of tokens.
+MIN_GAIN = 1.03
+KERNEL_GAIN = 0.06
 # Tiles of a figure that are timed again for fewer tokens.
 NUM_FASTEST = 3
 # Bytes of a block.
@@ -114,15 +113,37 @@ def _is_balanced(matrix: MatrixSizes, tile: BalancedTile, num_token_tiles: int) 
     return is_cut and is_one_wave and has_room(tile, SHARED_MEMORY, is_gated=matrix.is_gated)
 
 
+def kernels_for(figures: Sequence[Figure]) -> set[BalancedTile]:
+    """Returns the tiles worth compiling for one matrix, of any unit: 0. An engine compiles them all at its start."""
+    every = {tile._replace(unit=0) for figure in figures for tile in figure.tiles}
+    chosen: set[BalancedTile] = set()
+
+    def speed(kernels: set[BalancedTile]) -> float:
+        """Returns the sum of the speeds relative to other kernels, which take the rest."""
+        ratios = (min(f.others.values()) / min(_of(f, kernels).values(), default=math.inf) for f in figures)
+        return sum(ratio if ratio > MIN_GAIN else 1.0 for ratio in ratios)
+
+    while every - chosen:
+        best = max(sorted(every - chosen), key=lambda kernel: speed(chosen | {kernel}))
+        if speed(chosen | {best}) - speed(chosen) < KERNEL_GAIN:
+            break
+        chosen.add(best)
+    return chosen
+
+
+def _of(figure: Figure, kernels: set[BalancedTile]) -> dict[BalancedTile, float]:
+    return {tile: us for tile, us in figure.tiles.items() if tile._replace(unit=0) in kernels}
+
+
 def choices_of(figures: Sequence[Figure]) -> list[Choice]:
     """Returns the choices of one matrix, by rising numbers of tokens."""
     choices: list[Choice] = []
+    kernels = kernels_for(figures)
     for figure in sorted(figures, key=lambda figure: figure.num_tokens):
         choice = Choice(figure.num_tokens, 0)
-        fastest = min(figure.tiles.values(), default=math.inf)
-        if fastest * MIN_GAIN < min(figure.others.values()):
-            fast = [tile for tile, us in figure.tiles.items() if us <= TIE * fastest]
-            best = min(fast, key=lambda tile: (tile.cluster, figure.tiles[tile]))
+        tiles = _of(figure, kernels)
+        if tiles and min(tiles.values()) * MIN_GAIN < min(figure.others.values()):
+            best = min(tiles, key=tiles.__getitem__)
             number = -(-figure.num_tokens // best.tokens)
             choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.parts)
         if choices and choices[-1][1:] == choice[1:]:

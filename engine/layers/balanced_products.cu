@@ -40,10 +40,6 @@ constexpr int NUM_RESULTS = PARTS > 1 ? 16 * NUM_FINISHED : TOKENS;
 constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS, ROW_BYTES = WIDTH * 2 + 16, CHUNKS = WIDTH / 8;
 // The last warp group fetches.
 constexpr int NUM_WORKERS = OUTPUTS == 192 ? 384 : 256, NUM_THREADS = NUM_WORKERS + 128;
-// A group's part of the results.
-constexpr int GROUP_ROWS = OUTPUTS == 64 ? COLUMNS : NUM_RESULTS, GROUP_CHUNKS = OUTPUTS == 64 ? CHUNKS : GATED ? 4 : 8;
-// Steps that the first group is ahead: one finishes a tile while the other multiplies.
-constexpr int AHEAD = PARTS > 1 ? 0 : STAGES > 3 ? 3 : STAGES - 1;
 // All sums of a block take the place of its stages.
 static_assert(PARTS == 1 || NUM_SUMS * 4 * NUM_WORKERS <= STAGES * STAGE_BYTES, "room for sums");
 
@@ -72,9 +68,6 @@ __device__ void synchronize_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
 __device__ void synchronize_workers() { asm volatile("bar.sync 1, %0;" :: "n"(NUM_WORKERS) : "memory"); }
-__device__ void synchronize_group(int group) { asm volatile("bar.sync %0, 128;" :: "r"(2 + group) : "memory"); }
-__device__ void let_others_begin() { asm volatile("bar.arrive 5, %0;" :: "n"(NUM_WORKERS) : "memory"); }
-__device__ void await_begin() { asm volatile("bar.sync 5, %0;" :: "n"(NUM_WORKERS) : "memory"); }
 // Other blocks of the cluster see what this one wrote to shared memory.
 __device__ void exchange() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -254,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
     const u8* residual,                            // (num_tokens, out_size) bfloat16, or null; may be `out`
     u8* out,                                       // (num_tokens, out_size) bfloat16
     float4* partials,                              // (blocks, NUM_SUMS / 4, NUM_WORKERS)
-    int* arrived,                                  // (blocks, 2): of groups; zero between launches
+    int* arrived,                                  // (blocks,); zero between launches
     int num_tokens, int out_size, int num_token_tiles, int num_tiles, int num_cut, int unit, int num_steps) {
     extern __shared__ u8 memory[];
     __shared__ u64 barriers[2 * STAGES];
@@ -325,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
 #else
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
 #endif
-        const int worker = threadIdx.x, group = worker / 128, thread = worker % 128, lane = threadIdx.x % 32;
+        const int worker = threadIdx.x, group = worker / 128, lane = threadIdx.x % 32;
         const int warp = worker / 32 % 4;
         const u32 a_offset = OUTPUTS == 64 ? 0 : group * 64 * STEP;
         const u32 b_offset = A_BYTES + (OUTPUTS == 64 ? group * COLUMNS * STEP : 0);
@@ -336,20 +329,16 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
         const int first = (OUTPUTS == 64 ? 0 : group * 64) + warp * 16;
         const u32 place = GATED ? results + (column + lane) * ROW_BYTES + first
                                 : results + (column + lane / 16 * 8 + lane % 8) * ROW_BYTES + (first + lane / 8 % 2 * 8) * 2;
-        // This group's first row and 16 bytes of the results.
-        const int first_row = OUTPUTS == 64 ? column : 0, first_chunk = OUTPUTS == 64 ? 0 : group * GROUP_CHUNKS;
         asm volatile("griddepcontrol.wait;" ::: "memory");
-        bool lets_begin = AHEAD > 0 && group == 0;
-        if (AHEAD > 0 && group > 0) await_begin();
         while (walk.next(sizes)) {
             const int output = (walk.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS / (GATED ? 2 : 1);
             const int token = walk.tile % num_token_tiles * TOKENS;
             const int first_step = walk.first_step(sizes, part), end_step = walk.end_step(sizes, part);
             // The results of the tile before have left.
-            synchronize_group(group);
+            synchronize_workers();
             if (residual && walk.first_unit == 0) {
-                for (int i = thread; i < GROUP_ROWS * GROUP_CHUNKS; i += 128) {
-                    const int r = first_row + i / GROUP_CHUNKS, o = (first_chunk + i % GROUP_CHUNKS) * 8, t = token_of(r, part);
+                for (int i = worker; i < NUM_RESULTS * CHUNKS; i += NUM_WORKERS) {
+                    const int r = i / CHUNKS, o = i % CHUNKS * 8, t = token_of(r, part);
                     if (t < TOKENS && token + t < num_tokens && output + o < out_size) {
                         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                                      :: "r"(results + r * ROW_BYTES + o * 2),
@@ -371,9 +360,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                 if (last >= 0 && lane < CLUSTER) arrive_at(empty + 8 * last, PARTS > 1 ? part : lane);
                 last = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
-                if (lets_begin && step == first_step + AHEAD - 1) let_others_begin(), lets_begin = false;
             }
-            if (lets_begin) let_others_begin(), lets_begin = false;
             await_products<0>();
             if (lane < CLUSTER) arrive_at(empty + 8 * last, PARTS > 1 ? part : lane);
 
@@ -410,22 +397,20 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                     __stcg(part + i * NUM_WORKERS,
                            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
                 }
-                synchronize_group(group);
-                if (thread == 0) {
-                    asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(arrived + 2 * block + group) : "memory");
-                }
+                synchronize_workers();
+                if (worker == 0) asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(arrived + block) : "memory");
                 continue;
             }
             const int num_others = num_behind(sizes, walk);
             if (num_others > 0) {
-                if (thread < num_others) {
-                    int* const flag = arrived + 2 * ((cluster + 1 + thread) * CLUSTER + rank) + group;
+                if (worker < num_others) {
+                    int* const flag = arrived + (cluster + 1 + worker) * CLUSTER + rank;
                     int is_there;
                     do asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(is_there) : "l"(flag) : "memory");
                     while (!is_there);
                     *flag = 0;
                 }
-                synchronize_group(group);
+                synchronize_workers();
             }
             for (int other = 1; other <= num_others; other++) {
                 const float4* part = partials + (u64)((cluster + other) * CLUSTER + rank) * (NUM_SUMS / 4) * NUM_WORKERS + worker;
@@ -467,7 +452,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
             }
             if (residual) {
                 asm volatile("cp.async.wait_all;" ::: "memory");
-                synchronize_group(group);
+                synchronize_workers();
             }
 #if GATED
             // Four matrices of 8 tokens.
@@ -503,9 +488,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                 store_transposed(at, v);
             }
 #endif
-            synchronize_group(group);
-            for (int i = thread; i < GROUP_ROWS * GROUP_CHUNKS; i += 128) {
-                const int r = first_row + i / GROUP_CHUNKS, o = (first_chunk + i % GROUP_CHUNKS) * 8, t = token_of(r, part);
+            synchronize_workers();
+            for (int i = worker; i < NUM_RESULTS * CHUNKS; i += NUM_WORKERS) {
+                const int r = i / CHUNKS, o = i % CHUNKS * 8, t = token_of(r, part);
                 if (t < TOKENS && token + t < num_tokens && output + o < out_size) {
                     u32 v[4];
                     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -514,7 +499,6 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                 }
             }
         }
-        if (lets_begin) let_others_begin();
     }
     // Blocks of the cluster still copy and arrive here, or read sums.
     if (NUM_BLOCKS > 1) synchronize_cluster();

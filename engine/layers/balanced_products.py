@@ -40,8 +40,8 @@ class BalancedProducts:
         self._matrices: set[Matrix] = set()
         self._compilers = KernelCompilers(compile_kernel)
         self._partials = torch.empty(self._num_sms * MAX_TILE if self._is_supported else 0, device=device)
-        # Of each block's two warp groups; zero between launches.
-        self._arrived = torch.zeros(self._num_sms, 2, dtype=torch.int32, device=device)
+        # Zero between launches.
+        self._arrived = torch.zeros(self._num_sms, dtype=torch.int32, device=device)
 
     def tile(self, num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -> BalancedTile | None:
         """Returns None if another kernel is faster. The first call for a matrix begins to compile all its kernels."""

@@ -8,6 +8,7 @@ from benchmarks.kernels.balanced_table import (
     MatrixSizes,
     candidates_for,
     choices_of,
+    kernels_for,
     matrices_of,
     table_of,
     tiles_for,
@@ -53,10 +54,10 @@ def test_ranks_share_a_models_matrices() -> None:
 
 def test_the_table_has_the_fastest_tile_unless_another_kernel_is_as_fast() -> None:
     figures = [
-        figure(64, 40.0, {FAST: 31.0, SLOW: 32.0}),
-        figure(32, 40.0, {FAST: 31.0, SLOW: 30.0}),
+        figure(64, 40.0, {FAST: 31.0, SLOW: 33.0}),
+        figure(32, 40.0, {FAST: 32.0, SLOW: 30.0}),
         figure(128, 40.0, {FAST._replace(tokens=128): 39.5}),
-        figure(48, 40.0, {FAST._replace(tokens=48): 31.0}),
+        figure(48, 40.0, {FAST: 31.0}),
         figure(256, 40.0, {}),
     ]
     expected = [Choice(32, 1, 128, 1, 4), Choice(64, 1, 128, 2, 4), Choice(256, 0)]
@@ -64,8 +65,10 @@ def test_the_table_has_the_fastest_tile_unless_another_kernel_is_as_fast() -> No
     assert json.loads(table_of(figures)) == [[["plain", False, 4096, 14336], [list(choice) for choice in expected]]]
 
 
-def test_smaller_clusters_are_preferred_if_they_are_about_as_fast() -> None:
-    assert choices_of([figure(64, 40.0, {FAST: 31.0, SLOW: 31.4})]) == [Choice(64, 1, 128, 1, 4)]
+def test_kernels_that_add_little_are_not_compiled() -> None:
+    figures = [figure(64, 40.0, {FAST: 31.0, SLOW: 30.0}), figure(32, 40.0, {FAST: 35.0, SLOW: 36.0})]
+    assert kernels_for(figures) == {SLOW._replace(unit=0)}
+    assert choices_of(figures) == [Choice(64, 1, 128, 1, 4)]
 
 
 def test_the_table_has_parts() -> None:
