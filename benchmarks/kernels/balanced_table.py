@@ -22,8 +22,8 @@ PART_OUTPUTS, PARTS, MIN_STEPS = (128, 192), (2, 3, 4, 5, 8), 4
 # Least share of the multiprocessors that equal parts occupy.
 MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
-# Least gain over other kernels, because those lose less among different neighbors. Least sum of the gains that a compiled
-# kernel adds, over all numbers of tokens.
+# Least gain over other kernels, because those lose less among different neighbors. Least sum of the gains that a
+# compiled kernel adds, over all numbers of tokens.
 MIN_GAIN = 1.03
 KERNEL_GAIN = 0.06
 # Tiles of a figure that are timed again for fewer tokens.
