@@ -12,6 +12,8 @@ from tandem.engine.layers.balanced_tiles import MAX_GROUP_TOKENS, SWIZZLE, Balan
 from tandem.engine.layers.product_tiles import Kind
 from tandem.engine.models.config import ModelConfig
 
+# Fewer tokens have kernels of their own.
+MIN_TOKENS = 17
 # Candidate tiles: outputs and blocks of a cluster, by the most tokens that they are tried for.
 MAX_NARROW_TOKENS = 128
 SHAPES = {(128, 1): 1024, (128, 2): 1024, (64, 1): MAX_NARROW_TOKENS, (64, 2): MAX_NARROW_TOKENS}
@@ -137,7 +139,7 @@ def _of(figure: Figure, kernels: set[BalancedTile]) -> dict[BalancedTile, float]
 
 def choices_of(figures: Sequence[Figure]) -> list[Choice]:
     """Returns the choices of one matrix, by rising numbers of tokens."""
-    choices: list[Choice] = []
+    choices = [Choice(MIN_TOKENS - 1, 0)]
     kernels = kernels_for(figures)
     for figure in sorted(figures, key=lambda figure: figure.num_tokens):
         choice = Choice(figure.num_tokens, 0)
@@ -146,7 +148,7 @@ def choices_of(figures: Sequence[Figure]) -> list[Choice]:
             best = min(tiles, key=tiles.__getitem__)
             number = -(-figure.num_tokens // best.tokens)
             choice = Choice(figure.num_tokens, number, best.outputs, best.cluster, best.unit, best.parts)
-        if choices and choices[-1][1:] == choice[1:]:
+        if choices[-1][1:] == choice[1:]:
             choices.pop()
         choices.append(choice)
     return choices
