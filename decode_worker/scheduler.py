@@ -130,8 +130,8 @@ class DecodeScheduler(ForwardScheduler):
             return None
         if not engine.max_drafts:
             raise ValueError(
-                f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
-                "a decode step, and this model's does not: leave it out"
+                f"`speculation` {self._config.speculation} is for attention that computes several rows of a sequence "
+                "in a decode step, and this model's does not on this device: use `speculation` off"
             )
         policy = None
         objective_s = self._config.itl_objective_s

@@ -152,7 +152,7 @@ class EngineConfig(EngineOptions):
         )
         require(
             self.workers_per_gpu == 1 or self.device == "cuda",
-            f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: it needs device cuda",
+            f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: use `device` cuda",
         )
         require(1 <= self.degree <= MAX_DEGREE, f"a worker has 1 to {MAX_DEGREE} ranks, not {self.degree}")
         require(not self.drafter or self.degree == 1, "a drafter is for workers of one rank")

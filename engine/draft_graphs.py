@@ -20,10 +20,6 @@ from tandem.engine.models.base import Model
 from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.upload import Packed, aligned
 
-# Of the sequences' tokens and drafts together. Beyond the last, rows take as long as further steps.
-SIZES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-MAX_ROWS = SIZES[-1]
-
 
 class _Graph(NamedTuple):
     """
@@ -34,12 +30,6 @@ class _Graph(NamedTuple):
     graph: AdaptedGraph
     attention: GraphedAttention
     staged: torch.Tensor
-
-
-def draft_graph_sizes(max_batch_size: int, max_drafts: int) -> tuple[int, ...]:
-    """Returns the SIZES that steps with drafts need; none without drafts."""
-    largest = max_batch_size * (1 + max_drafts) if max_drafts else 0
-    return SIZES[: bisect_left(SIZES, largest) + 1] if largest else ()
 
 
 class DraftGraphs:

@@ -56,6 +56,6 @@ def test_what_is_told_exists() -> None:
 def test_a_name_of_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "m", "--routing", "round_robbin"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tandem serve: routing must be one of round_robin, ") and error.count("\n") == 1
+    assert error.startswith("tandem serve: --routing must be one of round_robin, ") and error.count("\n") == 1
     assert "or the import path package.module:Class of a class of your own" in error
     assert error.endswith("not 'round_robbin' (did you mean 'round_robin'?)\n")
