@@ -92,8 +92,9 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if num_tokens > longest:
             raise ValueError(f"a request of {num_tokens} tokens is longer than the model allows, {longest}")
         found = estimate(worker, load, decoder)
-        ranks = {name: getattr(arguments, name) or 0 for name in ("tp", "prefill_tp", "decode_tp")}
-        found["serve_refuses"] = in_flags(refusal_of(arguments.speculation, arguments.drafted, **ranks), OPTIONS)
+        of_roles = arguments.prefill_tp or 0, arguments.decode_tp or 0
+        refusal = refusal_of(arguments.speculation, arguments.drafted, arguments.tp, *of_roles)
+        found["serve_refuses"] = in_flags(refusal, OPTIONS)
         shared: list[Split] | None = None
         if arrivals:
             # The longest request must fit too.

@@ -34,16 +34,16 @@ def read_drafter_of(speculation: str | None, model: ModelConfig, quantization: s
     return replace(found, model=found.model.quantized(quantization))
 
 
-def refusal_of(speculation: str | None, num_drafts: float, **ranks: int) -> str:
+def refusal_of(speculation: str | None, num_drafts: float, tp: int, prefill_tp: int, decode_tp: int) -> str:
     """Returns why `tandem serve` refuses these drafts on GPUs; "": it does not.
 
     Args:
         speculation: as of read_drafter_of; None: drafts, if there are some, are found by lookup.
-        ranks: by fields of ClusterConfig.
+        tp, prefill_tp, decode_tp: as of ClusterConfig.
     """
     source = speculation or (LOOKUP if num_drafts else NO_SPECULATION)
     try:
-        ClusterConfig("model", num_prefill=1, num_decode=1, device="cuda", speculation=source, **ranks)
+        ClusterConfig("model", device="cuda", speculation=source, tp=tp, prefill_tp=prefill_tp, decode_tp=decode_tp)
     except ValueError as error:
         return str(error)
     return ""
