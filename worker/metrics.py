@@ -110,12 +110,8 @@ class WorkerCollector(Collector):
             "tandem_proposals", "Drafts of one request in one decode step, together.", labels=labels
         )
         drafts = CounterMetricFamily("tandem_drafted_tokens", "Drafts in these proposals.", labels=labels)
-        accepted = CounterMetricFamily(
-            "tandem_accepted_tokens", "Drafts that the sampler chose too.", labels=labels
-        )
-        lengths = HistogramMetricFamily(
-            "tandem_accepted_length", "Accepted drafts of each proposal.", labels=labels
-        )
+        accepted = CounterMetricFamily("tandem_accepted_tokens", "Drafts that the sampler chose too.", labels=labels)
+        lengths = HistogramMetricFamily("tandem_accepted_length", "Accepted drafts of each proposal.", labels=labels)
         for one in drafted:
             key = (self._role, self._worker_id, one.source)
             proposals.add_metric(key, one.num_proposals)

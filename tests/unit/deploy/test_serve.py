@@ -217,7 +217,27 @@ def test_an_address_that_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_pool_that_does_not_fit(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dummy = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
     error = refusal(capsys, *dummy, "--num-pages", "9999999999")
+    assert error.startswith("tandem: 2 pools of 9999999999 pages of ")
     assert "MiB of memory are free; use a --num-pages of at most" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--routing", "no_such_package.policies:Mine"),
+            "no_such_package.policies:Mine cannot be imported: No module named 'no_such_package'; install it",
+        ),
+        (
+            ("--eviction", "json:JSONDecoder"),
+            "json:JSONDecoder must be a class that derives from tandem.engine.kvcache.eviction.base.EvictionPolicy",
+        ),
+    ],
+)
+def test_classes_of_ones_own_that_cannot_be_used(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "--model", "never-looked-for", *PORTS, *flags).startswith(f"tandem: {message}")
 
 
 def test_a_length_that_is_too_large(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,12 @@ from tandem.deploy.cli.serve_options import SERVE_OPTIONS
         ("serve --model m --eviktion=lru", "tandem serve", "(did you mean --eviction?)"),
         ("chat --temprature 3", "tandem chat", "(did you mean --temperature?)"),
         ("srve --model m", "tandem", "(did you mean serve?)"),
+        (
+            "serve --model m --num-page 3",
+            "tandem serve",
+            "unrecognized arguments: --num-page 3 (did you mean --num-pages?)",
+        ),
+        ("serve --model m --dtype int3", "tandem serve", ""),
         ("serve --model m --dtype bfloat", "tandem serve", "(did you mean bfloat16?)"),
         ("serve --model m --device gpu", "tandem serve", "(did you mean cuda?)"),
         # Flags of other commands are no suggestions.
