@@ -139,6 +139,7 @@ class ClusterConfig(ClusterOptions):
         )
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s", "store_write_after"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        require(self.tp >= 1, f"`tp` must be at least 1, not {self.tp}")
         require(
             re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", self.cluster_name) is not None,
             f"cluster_name must be 1 to 40 letters, digits, - and _, and begin with a letter or digit, not "

@@ -67,7 +67,7 @@ from tandem.worker.config import WorkerConfig
             "^store_memory must be a size such as 64GiB, a whole number of KiB, MiB, GiB, TiB, not '64'$",
         ),
         (lambda: EngineConfig("m", degree=9), "^a worker has 1 to 8 ranks, not 9$"),
-        (lambda: ClusterConfig("m", tp=0), "^a worker has 1 to 8 ranks, not 0$"),
+        (lambda: ClusterConfig("m", tp=0), "^`tp` must be at least 1, not 0$"),
         (lambda: ClusterConfig("m", decode_tp=9), "^`decode_tp` must be at most 8, not 9$"),
         (lambda: ClusterConfig("m", prefill_tp=-1), "^prefill_tp must not be negative"),
         (
