@@ -289,15 +289,6 @@ def test_the_model_may_be_missing_in_one_place_but_not_in_both(
         (["--eviction", ""], "--eviction must be one of lru, lfu, fifo, mru, priority, not ''"),
         (["--speculation", ""], "--speculation must be one of off, auto, ngram, draft:MODEL, eagle:DIR, mtp"),
         (
-            ["--speculation", "ngram", "--prefill-tp", "2"],
-            "--speculation ngram is for workers of one rank: use --speculation off, or leave --prefill-tp out",
-        ),
-        (
-            ["--speculation", "mtp", "--device", "cuda"],
-            "--speculation mtp is for --device cpu, because drafts by a model gain nothing on a GPU yet: use "
-            "--speculation off",
-        ),
-        (
             ["--speculation-shared"],
             "--speculation-shared drafts from the outputs of one API key only: give --api-key or --api-key-file",
         ),
