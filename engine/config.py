@@ -20,6 +20,8 @@ QUANTIZATIONS = ("auto", FP8)
 MAX_WORKERS_PER_GPU = 32
 # Kernels skip the empty tiles of a step, of which each slot may have one.
 MAX_LORAS = 1024
+# Sequences and drafts of a decode step with drafts, on a GPU. Beyond it, rows take as long as further steps.
+MAX_DRAFTED_ROWS = 256
 # Bounds the memory for sampling the prompts' first tokens.
 MAX_PREFILL_BATCH_SIZE = 128
 

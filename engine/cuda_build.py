@@ -11,8 +11,7 @@ from tandem.engine.agreement import agreed_num_pages, check_equal
 from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_costs import DraftCosts
-from tandem.engine.draft_graphs import DraftGraphs
-from tandem.engine.draft_sizes import MAX_ROWS, SIZES, draft_graph_sizes
+from tandem.engine.draft_graphs import MAX_ROWS, SIZES, DraftGraphs, draft_graph_sizes
 from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs, graph_sizes

@@ -13,12 +13,17 @@ from tandem.engine.adapters.ops import AdapterBatch
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
+from tandem.engine.config import MAX_DRAFTED_ROWS
 from tandem.engine.graph_capture import GraphCapture, shortest_s
 from tandem.engine.graph_runner import GraphOutput
 from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
 from tandem.engine.models.base import Model
 from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.upload import Packed, aligned
+
+# Of the sequences' tokens and drafts together.
+SIZES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_DRAFTED_ROWS)
+MAX_ROWS = SIZES[-1]
 
 
 class _Graph(NamedTuple):
@@ -30,6 +35,12 @@ class _Graph(NamedTuple):
     graph: AdaptedGraph
     attention: GraphedAttention
     staged: torch.Tensor
+
+
+def draft_graph_sizes(max_batch_size: int, max_drafts: int) -> tuple[int, ...]:
+    """Returns the SIZES that steps with drafts need; none without drafts."""
+    largest = max_batch_size * (1 + max_drafts) if max_drafts else 0
+    return SIZES[: bisect_left(SIZES, largest) + 1] if largest else ()
 
 
 class DraftGraphs:

@@ -9,8 +9,8 @@ import torch
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from tandem.engine.draft_sizes import MAX_ROWS, draft_graph_sizes
-from tandem.engine.draft_sizes import SIZES as DRAFT_SIZES
+from tandem.engine.draft_graphs import MAX_ROWS, draft_graph_sizes
+from tandem.engine.draft_graphs import SIZES as DRAFT_SIZES
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import graph_sizes
 from tandem.engine.kvcache.sizing import DeviceMemory

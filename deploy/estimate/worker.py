@@ -19,9 +19,8 @@ from tandem.deploy.estimate.experts import (
 from tandem.deploy.estimate.gpus import GIB, Gpu
 from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, expansion_flops
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import MAX_DRAFTED_ROWS, EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig
-from tandem.engine.draft_sizes import MAX_ROWS
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
     attention_flops,
@@ -215,8 +214,8 @@ class Worker:
         return None
 
     def num_drafts_of(self, batch_size: int) -> float:
-        """Returns the mean drafts of a request in a step of batch_size, which has at most MAX_ROWS rows with drafts."""
-        return min(self.num_drafts, max(0, MAX_ROWS - batch_size) / batch_size)
+        """Returns the mean drafts of a request in a step of batch_size; with drafts it has at most MAX_DRAFTED_ROWS."""
+        return min(self.num_drafts, max(0, MAX_DRAFTED_ROWS - batch_size) / batch_size)
 
     def num_rows(self, batch_size: int) -> int:
         """Returns the tokens and drafts of a decode step."""

@@ -12,8 +12,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_costs import DraftCosts
-from tandem.engine.draft_graphs import DraftGraphs
-from tandem.engine.draft_sizes import draft_graph_sizes
+from tandem.engine.draft_graphs import DraftGraphs, draft_graph_sizes
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.token_sequence import TokenSequence

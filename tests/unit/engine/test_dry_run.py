@@ -12,7 +12,7 @@ from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
-from tandem.engine.draft_sizes import SIZES as DRAFT_ROWS
+from tandem.engine.draft_graphs import SIZES as DRAFT_ROWS
 from tandem.engine.dry_run import launch_bound_sizes, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.pool import CpuKvPool
