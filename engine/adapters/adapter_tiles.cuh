@@ -6,10 +6,15 @@ typedef unsigned long long u64;
 
 constexpr int ROWS = 16, RANKS = 16;
 
-// A grid without a block that waits could end before the grids before it, and kernels behind rely on its end.
-__device__ __forceinline__ void wait_unless_another_does(int tile) {
-    if (tile == 0) asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+// Of earlier kernels, once. A grid of which no block waits could end before them, and kernels behind rely on its end.
+struct Wait {
+    bool is_over = false;
+
+    __device__ __forceinline__ void operator()() {
+        if (!is_over) asm volatile("griddepcontrol.wait;" ::: "memory");
+        is_over = true;
+    }
+};
 
 // Eight numbers of an adapter.
 __device__ __forceinline__ uint4 load_constants(const u16* from, bool is_there) {

@@ -1,7 +1,8 @@
 // Products with B of adapters, added to projections, for tiles of at most 16 rows.
 //
-// A warp computes 64 outputs of a tile. B is loaded while earlier kernels run. A thread has 8 consecutive outputs of each
-// of four rows of B, as columns of eight products, and 16 consecutive outputs of two rows of sums.
+// A warp computes 64 outputs of a tile, and blocks take tiles in turn. B of the first is loaded while earlier kernels run.
+// A thread has 8 consecutive outputs of each of four rows of B, as columns of eight products, and 16 consecutive outputs
+// of two rows of sums.
 //
 // Macros for NVRTC:
 //   PARTS   merged projections
@@ -44,7 +45,7 @@ __device__ __forceinline__ void add_products(float (&sums)[8][4], const u32 (&le
 __device__ __forceinline__ void load_shrunk(
     u32 (&left)[4], const float* of_part, u64 split_size, int num_splits, int held_rank, const int (&rows)[2], int q) {
     float2 sums[4] = {};
-#pragma unroll 4
+#pragma unroll 2
     for (int split = 0; split < num_splits; split++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -64,7 +65,7 @@ __device__ __forceinline__ void unpack(float (&numbers)[8], const uint4& packed)
     for (int i = 0; i < 8; i++) numbers[i] = number((u16)(pairs[i / 2] >> i % 2 * 16));
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS) expand_rows(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 5) expand_rows(
     const float* shrunk,  // (splits, PARTS, num_rows, held_rank)
     const u16* b,         // (slots, max_rank * sum of part sizes)
     const int* ranks,     // (slots, PARTS)
@@ -74,74 +75,75 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) expand_rows(
     int num_rows, int num_splits, int held_rank, int max_rank, int row_size,
     int end_0, int end_1) {  // of the first two parts in a row
     asm volatile("griddepcontrol.launch_dependents;");
-    const int tile = blockIdx.y;
-    if (tile >= num_tiles[GATED]) {
-        wait_unless_another_does(tile);
-        return;
-    }
-    const int slot = tile_slots[tile], begin = tile_begins[tile], end = tile_ends[tile];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int out_size = GATED ? row_size / 2 : row_size;
+    const int out_size = GATED ? row_size / 2 : row_size, count = num_tiles[GATED];
     const int first = (blockIdx.x * WARPS + warp) * OUTPUTS;
     int part = 0, part_begin = 0, part_end = end_0;
     if (!GATED && PARTS > 1 && first >= end_0) part = 1, part_begin = end_0, part_end = end_1;
     if (!GATED && PARTS > 2 && first >= end_1) part = 2, part_begin = end_1, part_end = row_size;
     const int part_size = part_end - part_begin;
-    const bool has_outputs = first < out_size;
-    int most_ranks = 0, of_products[NUM_PRODUCTS];
-    const u16* matrices[NUM_PRODUCTS];
-    Factors factors[NUM_PRODUCTS];
-#pragma unroll
-    for (int p = 0; p < NUM_PRODUCTS; p++) {
-        const int rank = has_outputs && slot >= 0 ? ranks[slot * PARTS + part + p] : 0;
-        // Of an upper half, its part begins a part's size behind.
-        matrices[p] = b + ((u64)max(slot, 0) * row_size + part_begin + p * part_size) * max_rank + first - part_begin + g * 8;
-        factors[p] = load_factors(matrices[p], part_size, rank, q);
-        of_products[p] = rank, most_ranks = max(most_ranks, rank);
-    }
-    const int rows[2] = {begin + g < end ? order[begin + g] : -1, begin + 8 + g < end ? order[begin + 8 + g] : -1};
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    if (!has_outputs || (!GATED && most_ranks == 0)) return;
-
-    // Sum i of product j is of row g + i / 2 * 8 and output 16 * q + i % 2 * 8 + j.
-    float sums[NUM_PRODUCTS][8][4] = {};
-    for (int first_rank = 0; first_rank < most_ranks; first_rank += RANKS) {
+    Wait wait;
+    for (int tile = blockIdx.y; tile < count && first < out_size; tile += gridDim.y) {
+        const int slot = tile_slots[tile], begin = tile_begins[tile], end = tile_ends[tile];
+        int most_ranks = 0, of_products[NUM_PRODUCTS];
+        const u16* matrices[NUM_PRODUCTS];
+        Factors factors[NUM_PRODUCTS];
 #pragma unroll
         for (int p = 0; p < NUM_PRODUCTS; p++) {
-            if (first_rank >= of_products[p]) continue;
-            if (first_rank > 0) {
-                const u16* matrix = matrices[p] + (u64)first_rank * part_size;
-                factors[p] = load_factors(matrix, part_size, of_products[p] - first_rank, q);
-            }
-            u32 left[4];
-            const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
-            load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
-            add_products(sums[p], left, factors[p]);
+            const int rank = slot >= 0 ? ranks[slot * PARTS + part + p] : 0;
+            // Of an upper half, its part begins a part's size behind.
+            const u64 part_of_slot = (u64)max(slot, 0) * row_size + part_begin + p * part_size;
+            matrices[p] = b + part_of_slot * max_rank + first - part_begin + g * 8;
+            factors[p] = load_factors(matrices[p], part_size, rank, q);
+            of_products[p] = rank, most_ranks = max(most_ranks, rank);
         }
-    }
+        const int rows[2] = {begin + g < end ? order[begin + g] : -1, begin + 8 + g < end ? order[begin + 8 + g] : -1};
+        wait();
+        if (!GATED && most_ranks == 0) continue;
+
+        // Sum i of product j is of row g + i / 2 * 8 and output 16 * q + i % 2 * 8 + j.
+        float sums[NUM_PRODUCTS][8][4] = {};
+        for (int first_rank = 0; first_rank < most_ranks; first_rank += RANKS) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int r = rows[half];
-        if (r < 0) continue;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const u64 place = (u64)r * row_size + first + q * 16 + i * 8;
-            float before[NUM_PRODUCTS][8];
-#pragma unroll
-            for (int p = 0; p < NUM_PRODUCTS; p++) unpack(before[p], load_written(projected + place + p * out_size, true));
-            float v[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                v[j] = before[0][j] + sums[0][j][half * 2 + i];
-                if (GATED) {
-                    const float up = before[NUM_PRODUCTS - 1][j] + sums[NUM_PRODUCTS - 1][j][half * 2 + i];
-                    v[j] = v[j] / (1 + __expf(-v[j])) * up;
+            for (int p = 0; p < NUM_PRODUCTS; p++) {
+                if (first_rank >= of_products[p]) continue;
+                if (first_rank > 0) {
+                    const u16* matrix = matrices[p] + (u64)first_rank * part_size;
+                    factors[p] = load_factors(matrix, part_size, of_products[p] - first_rank, q);
                 }
+                u32 left[4];
+                const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
+                load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
+                add_products(sums[p], left, factors[p]);
             }
-            Chunk written;
+        }
 #pragma unroll
-            for (int j = 0; j < 4; j++) written.v[j] = pack(v[2 * j], v[2 * j + 1]);
-            *(Chunk*)(out + (u64)r * out_size + first + q * 16 + i * 8) = written;
+        for (int half = 0; half < 2; half++) {
+            const int r = rows[half];
+            if (r < 0) continue;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u64 place = (u64)r * row_size + first + q * 16 + i * 8;
+                float before[NUM_PRODUCTS][8];
+#pragma unroll
+                for (int p = 0; p < NUM_PRODUCTS; p++) {
+                    unpack(before[p], load_written(projected + place + p * out_size, true));
+                }
+                float v[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    v[j] = before[0][j] + sums[0][j][half * 2 + i];
+                    if (GATED) {
+                        const float up = before[NUM_PRODUCTS - 1][j] + sums[NUM_PRODUCTS - 1][j][half * 2 + i];
+                        v[j] = v[j] / (1 + __expf(-v[j])) * up;
+                    }
+                }
+                Chunk written;
+#pragma unroll
+                for (int j = 0; j < 4; j++) written.v[j] = pack(v[2 * j], v[2 * j + 1]);
+                *(Chunk*)(out + (u64)r * out_size + first + q * 16 + i * 8) = written;
+            }
         }
     }
+    if (count == 0) wait();
 }

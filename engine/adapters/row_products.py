@@ -15,12 +15,14 @@ STEP_INPUTS = 32
 RANKS, OUTPUTS = 16, 64
 # Numbers that a thread loads at once.
 CHUNK = 8
+# Blocks of a launch from which on they take tiles in turn: those of a graph's absent tiles cost time too.
+MAX_BLOCKS = {"shrink_rows": 2048, "expand_rows": 2048}
 
 
 class RowProducts:
     """Reads adapters once for up to 16 rows. Weights are requested while earlier kernels run.
 
-    Many small blocks read all adapters of a batch at once; those of a graph's absent tiles end at once.
+    Many small blocks read all adapters of a batch at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +51,7 @@ class RowProducts:
         num_splits = triton.cdiv(in_size, WARPS * STEPS * STEP_INPUTS)
         shrunk = torch.empty(num_splits, weights.num_parts, num_rows, rank, dtype=torch.float32, device=self._device)
         self._kernel("shrink_rows", weights.num_parts).launch(
-            (num_splits * weights.num_parts * (rank // RANKS), len(rows.tile_slots)),
+            _grid("shrink_rows", num_splits * weights.num_parts * (rank // RANKS), rows),
             32 * WARPS,
             x,
             weights.a,
@@ -84,7 +86,7 @@ class RowProducts:
             out = torch.empty(num_rows, row_size // 2, dtype=projected.dtype, device=self._device)
         ends = (*weights.firsts[1:], row_size)
         self._kernel("expand_rows", num_parts, is_gated=is_gated).launch(
-            (triton.cdiv(out.shape[1], WARPS * OUTPUTS), len(rows.tile_slots)),
+            _grid("expand_rows", triton.cdiv(out.shape[1], WARPS * OUTPUTS), rows),
             32 * WARPS,
             shrunk,
             weights.b,
@@ -108,6 +110,10 @@ class RowProducts:
             macros |= {"STEPS": STEPS} if name == "shrink_rows" else {"GATED": int(is_gated)}
             self._kernels[key] = CudaKernel(PACKAGE, name, macros, self._device)
         return self._kernels[key]
+
+
+def _grid(name: str, blocks_per_tile: int, rows: AdapterRows) -> tuple[int, int]:
+    return blocks_per_tile, max(1, min(len(rows.tile_slots), MAX_BLOCKS[name] // blocks_per_tile))
 
 
 def held_rank(weights: AdapterWeights) -> int:
