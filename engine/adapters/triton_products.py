@@ -1,7 +1,7 @@
 """Products of adapters by Triton kernels, for tiles of many rows. Needs CUDA, or Triton's interpreter.
 
-Both kernels multiply tiles of rows that share an adapter. Blocks take tiles in turn, and read from memory how many there
-are, so that one CUDA graph serves any mix of adapters. Few rows have kernels of their own (row_products.py).
+Both kernels multiply tiles of rows that share an adapter. Blocks take tiles in turn, and read from memory how many
+there are, so that one CUDA graph serves any mix of adapters. Few rows have kernels of their own (row_products.py).
 """
 
 from typing import Any, NamedTuple

@@ -112,7 +112,7 @@ def test_adapters_in_host_memory_are_counted_on_a_cpu(model: ModelConfig) -> Non
     needed = num_weight_bytes(engine, model) + num_pool_bytes(engine, layout)
     kept = int(0.05 * GIB)
     check_memory(engine, model, layout, 2 * (needed + kept), num_workers=2)
-    with pytest.raises(ValueError, match=r"adapters .* of 2 workers may take 102 MiB .* use a lora_host_memory of at mo"):
+    with pytest.raises(ValueError, match=r"adapters .* of 2 workers may take 102 MiB .* a lora_host_memory of at most"):
         check_memory(engine, model, layout, 2 * (needed + kept) - 2, num_workers=2)
     with pytest.raises(ValueError, match=r"use a num_pages of at most 99$"):
         check_memory(engine, model, layout, needed - 1)
