@@ -16,6 +16,11 @@ struct Wait {
     }
 };
 
+// Rows at two places of the order, -1 from the end on.
+__device__ __forceinline__ void load_rows(int (&rows)[2], const int* order, int place, int end) {
+    rows[0] = place < end ? order[place] : -1, rows[1] = place + 8 < end ? order[place + 8] : -1;
+}
+
 // Eight numbers of an adapter.
 __device__ __forceinline__ uint4 load_constants(const u16* from, bool is_there) {
     return is_there ? __ldg((const uint4*)from) : make_uint4(0, 0, 0, 0);

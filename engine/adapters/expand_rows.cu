@@ -1,8 +1,8 @@
-// Products with B of adapters, added to projections, for tiles of at most 16 rows.
+// Products with B of adapters, added to projections, for tiles of rows.
 //
-// A warp computes 64 outputs of a tile, and blocks take tiles in turn. B of the first is loaded while earlier kernels run.
-// A thread has 8 consecutive outputs of each of four rows of B, as columns of eight products, and 16 consecutive outputs
-// of two rows of sums.
+// A warp computes 64 outputs of a tile, 16 rows at a time, and blocks take tiles in turn. B of the first is loaded while
+// earlier kernels run. A thread has 8 consecutive outputs of each of four rows of B, as columns of eight products, and 16
+// consecutive outputs of two rows of sums.
 //
 // Macros for NVRTC:
 //   PARTS   merged projections
@@ -97,51 +97,54 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 5) expand_r
             factors[p] = load_factors(matrices[p], part_size, rank, q);
             of_products[p] = rank, most_ranks = max(most_ranks, rank);
         }
-        const int rows[2] = {begin + g < end ? order[begin + g] : -1, begin + 8 + g < end ? order[begin + 8 + g] : -1};
+        int rows[2];
+        load_rows(rows, order, begin + g, end);
         wait();
         if (!GATED && most_ranks == 0) continue;
-
-        // Sum i of product j is of row g + i / 2 * 8 and output 16 * q + i % 2 * 8 + j.
-        float sums[NUM_PRODUCTS][8][4] = {};
-        for (int first_rank = 0; first_rank < most_ranks; first_rank += RANKS) {
-#pragma unroll
-            for (int p = 0; p < NUM_PRODUCTS; p++) {
-                if (first_rank >= of_products[p]) continue;
-                if (first_rank > 0) {
-                    const u16* matrix = matrices[p] + (u64)first_rank * part_size;
-                    factors[p] = load_factors(matrix, part_size, of_products[p] - first_rank, q);
-                }
-                u32 left[4];
-                const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
-                load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
-                add_products(sums[p], left, factors[p]);
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = rows[half];
-            if (r < 0) continue;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const u64 place = (u64)r * row_size + first + q * 16 + i * 8;
-                float before[NUM_PRODUCTS][8];
+        for (int place = begin; place < end; place += ROWS) {
+            if (place > begin) load_rows(rows, order, place + g, end);
+            // Sum i of product j is of row g + i / 2 * 8 and output 16 * q + i % 2 * 8 + j.
+            float sums[NUM_PRODUCTS][8][4] = {};
+            for (int first_rank = 0; first_rank < most_ranks; first_rank += RANKS) {
 #pragma unroll
                 for (int p = 0; p < NUM_PRODUCTS; p++) {
-                    unpack(before[p], load_written(projected + place + p * out_size, true));
-                }
-                float v[8];
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    v[j] = before[0][j] + sums[0][j][half * 2 + i];
-                    if (GATED) {
-                        const float up = before[NUM_PRODUCTS - 1][j] + sums[NUM_PRODUCTS - 1][j][half * 2 + i];
-                        v[j] = v[j] / (1 + __expf(-v[j])) * up;
+                    if (first_rank >= of_products[p]) continue;
+                    if (first_rank > 0 || (place > begin && most_ranks > RANKS)) {
+                        const u16* matrix = matrices[p] + (u64)first_rank * part_size;
+                        factors[p] = load_factors(matrix, part_size, of_products[p] - first_rank, q);
                     }
+                    u32 left[4];
+                    const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
+                    load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
+                    add_products(sums[p], left, factors[p]);
                 }
-                Chunk written;
+            }
 #pragma unroll
-                for (int j = 0; j < 4; j++) written.v[j] = pack(v[2 * j], v[2 * j + 1]);
-                *(Chunk*)(out + (u64)r * out_size + first + q * 16 + i * 8) = written;
+            for (int half = 0; half < 2; half++) {
+                const int r = rows[half];
+                if (r < 0) continue;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const u64 number = (u64)r * row_size + first + q * 16 + i * 8;
+                    float before[NUM_PRODUCTS][8];
+#pragma unroll
+                    for (int p = 0; p < NUM_PRODUCTS; p++) {
+                        unpack(before[p], load_written(projected + number + p * out_size, true));
+                    }
+                    float v[8];
+#pragma unroll
+                    for (int j = 0; j < 8; j++) {
+                        v[j] = before[0][j] + sums[0][j][half * 2 + i];
+                        if (GATED) {
+                            const float up = before[NUM_PRODUCTS - 1][j] + sums[NUM_PRODUCTS - 1][j][half * 2 + i];
+                            v[j] = v[j] / (1 + __expf(-v[j])) * up;
+                        }
+                    }
+                    Chunk written;
+#pragma unroll
+                    for (int j = 0; j < 4; j++) written.v[j] = pack(v[2 * j], v[2 * j + 1]);
+                    *(Chunk*)(out + (u64)r * out_size + first + q * 16 + i * 8) = written;
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-"""Products of adapters for tiles of few rows (shrink_rows.cu, expand_rows.cu). Needs CUDA."""
+"""Products of adapters in bfloat16 (shrink_rows.cu, expand_rows.cu). Needs CUDA."""
 
 import torch
 import triton
@@ -30,15 +30,15 @@ class RowProducts:
         self._has_kernels = has_dependent_launch(device)
         self._kernels: dict[tuple[str, int, bool], CudaKernel] = {}
 
-    def fit(self, weights: AdapterWeights, rows: AdapterRows) -> bool:
-        sizes = (*weights.out_sizes, *weights.firsts)
-        return (
-            self._has_kernels
-            and weights.a.dtype is torch.bfloat16
-            and rows.tile_rows == TILE_ROWS[0][1]
-            and weights.a.shape[-1] % CHUNK == 0
-            and all(size % OUTPUTS == 0 for size in sizes)
-        )
+    def shrinks(self, weights: AdapterWeights, rows: AdapterRows) -> bool:
+        """Returns whether `shrink` takes these rows: those of small tiles."""
+        return self._fits(weights) and rows.tile_rows == TILE_ROWS[0][1] and weights.a.shape[-1] % CHUNK == 0
+
+    def expands(self, weights: AdapterWeights) -> bool:
+        return self._fits(weights) and all(size % OUTPUTS == 0 for size in weights.out_sizes)
+
+    def _fits(self, weights: AdapterWeights) -> bool:
+        return self._has_kernels and weights.a.dtype is torch.bfloat16
 
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
         """Returns partial sums of rows with adapters, (num_splits, num_parts, num_rows, rank), float32.

@@ -33,7 +33,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) shrink_rows(
         const int matrix = tile_slots[tile] * PARTS + part, begin = tile_begins[tile], end = tile_ends[tile];
         const int rank = ranks[matrix] - first_rank;
         const bool has_more = begin + 8 < end;
-        const int rows[2] = {begin + g < end ? order[begin + g] : -1, begin + 8 + g < end ? order[begin + 8 + g] : -1};
+        int rows[2];
+        load_rows(rows, order, begin + g, end);
         const u16* const of_matrix = a + ((u64)matrix * max_rank + first_rank + g) * in_size;
         uint4 factors[STEPS], factors_8[STEPS];
 #pragma unroll

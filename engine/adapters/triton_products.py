@@ -79,8 +79,9 @@ class TritonProducts(AdapterProducts):
 
     def __init__(self, device: torch.device) -> None:
         self._branch = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._has_branched = False
         self._fused = FusedProducts(device) if device.type == "cuda" else None
-        self._of_few_rows = RowProducts(device) if device.type == "cuda" else None
+        self._in_cuda = RowProducts(device) if device.type == "cuda" else None
         self._gated = GatedAdapterProducts(device) if device.type == "cuda" else None
 
     def begin(self) -> None:
@@ -100,7 +101,9 @@ class TritonProducts(AdapterProducts):
         if self._fused is None or self._gated is None or weights is None:
             return None
         if is_gated and (tile := self._gated.tile(len(x), linear, weights)) is not None:
-            return self._gated.multiply(x, linear, tile, self.shrink(x, weights, rows), rows)
+            shrunk = self.shrink(x, weights, rows)
+            self._join()
+            return self._gated.multiply(x, linear, tile, shrunk, rows)
         shape = self._fused.shape(len(x), linear, weights, is_gated=is_gated)
         if shape is None:
             return None
@@ -109,21 +112,22 @@ class TritonProducts(AdapterProducts):
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
         """Returns partial sums, (num_splits, num_parts, num_rows, rank), float32, of rows with adapters."""
         assert x.is_contiguous() and weights.num_parts <= MAX_PARTS
-        if self._of_few_rows is not None and rows.has_adapters and self._of_few_rows.fit(weights, rows):
-            return self._of_few_rows.shrink(x, weights, rows)
+        if rows.has_adapters and self._in_cuda is not None and self._in_cuda.shrinks(weights, rows):
+            return self._in_cuda.shrink(x, weights, rows)
         shape = shape_for(rows, weights)
         rank = held_rank(weights)
         num_rows = len(rows.order)
         shrunk = torch.empty(shape.num_splits, weights.num_parts, num_rows, rank, dtype=torch.float32, device=x.device)
         if not rows.has_adapters:
             return shrunk
-        branch = self._capturing_branch()
-        if branch is None:
-            self._shrink(x, weights, rows, shape, shrunk)
-        else:
-            branch.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(branch):
+        # Outside of a capture, another stream would cost the host more than it saves the device.
+        if self._branch is not None and torch.cuda.is_current_stream_capturing():
+            self._has_branched = True
+            self._branch.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._branch):
                 self._shrink(x, weights, rows, shape, shrunk)
+        else:
+            self._shrink(x, weights, rows, shape, shrunk)
         return shrunk
 
     def expand(self, shrunk: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, out: torch.Tensor) -> None:
@@ -131,10 +135,10 @@ class TritonProducts(AdapterProducts):
         num_splits, num_parts, num_rows, rank = shrunk.shape
         if not rows.has_adapters:
             return
-        if self._of_few_rows is not None and self._of_few_rows.fit(weights, rows):
-            self._of_few_rows.expand(shrunk, weights, rows, out)
-            return
         self._join()
+        if self._in_cuda is not None and self._in_cuda.expands(weights):
+            self._in_cuda.expand(shrunk, weights, rows, out)
+            return
         shape = shape_for(rows, weights)
         firsts = weights.firsts + weights.firsts[-1:] * (MAX_PARTS - num_parts)
         num_output_tiles = triton.cdiv(max(weights.out_sizes), shape.outputs)
@@ -162,9 +166,9 @@ class TritonProducts(AdapterProducts):
         self, shrunk: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, projected: torch.Tensor
     ) -> torch.Tensor:
         assert projected.is_contiguous()
-        if self._of_few_rows is not None and self._of_few_rows.fit(weights, rows):
-            return self._of_few_rows.expand(shrunk, weights, rows, projected, is_gated=True)
         self._join()
+        if self._in_cuda is not None and self._in_cuda.expands(weights):
+            return self._in_cuda.expand(shrunk, weights, rows, projected, is_gated=True)
         num_splits, _, num_rows, rank = shrunk.shape
         size = projected.shape[1] // 2
         out = torch.empty(num_rows, size, dtype=projected.dtype, device=projected.device)
@@ -191,12 +195,9 @@ class TritonProducts(AdapterProducts):
         return out
 
     def _join(self) -> None:
-        if (branch := self._capturing_branch()) is not None:
-            torch.cuda.current_stream().wait_stream(branch)
-
-    def _capturing_branch(self) -> torch.cuda.Stream | None:
-        """Returns None outside of a capture, where another stream would cost the host more than it saves the device."""
-        return self._branch if self._branch is not None and torch.cuda.is_current_stream_capturing() else None
+        if self._has_branched and self._branch is not None:
+            torch.cuda.current_stream().wait_stream(self._branch)
+        self._has_branched = False
 
     def _shrink(
         self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shape: Shape, shrunk: torch.Tensor
