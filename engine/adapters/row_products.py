@@ -8,15 +8,18 @@ from tandem.engine.adapters.weights import AdapterWeights
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 
 PACKAGE = "tandem.engine.adapters"
-# A block of shrink_rows.cu multiplies WARPS stretches of STEPS * 32 inputs.
-WARPS, STEPS = 4, 8
+# Warps of a block of each kernel, and steps of 32 inputs that a warp of shrink_rows.cu takes.
+WARPS = {"shrink_rows": 16, "expand_rows": 4}
+STEPS = 4
 STEP_INPUTS = 32
+# Tiles of expand_rows.cu in flight, with one that is computed; of gated ones.
+STAGES, GATED_STAGES = 4, 3
 # Ranks of a tile, and outputs of a warp of expand_rows.cu.
 RANKS, OUTPUTS = 16, 64
 # Numbers that a thread loads at once.
 CHUNK = 8
 # Blocks of a launch from which on they take tiles in turn: those of a graph's absent tiles cost time too.
-MAX_BLOCKS = {"shrink_rows": 2048, "expand_rows": 2048}
+MAX_BLOCKS = {"shrink_rows": 1056, "expand_rows": 528}
 
 
 class RowProducts:
@@ -28,6 +31,7 @@ class RowProducts:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._has_kernels = has_dependent_launch(device)
+        self.shrink_dependent, self.expand_dependent = False, False
         self._kernels: dict[tuple[str, int, bool], CudaKernel] = {}
 
     def shrinks(self, weights: AdapterWeights, rows: AdapterRows) -> bool:
@@ -40,30 +44,34 @@ class RowProducts:
     def _fits(self, weights: AdapterWeights) -> bool:
         return self._has_kernels and weights.a.dtype is torch.bfloat16
 
-    def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
-        """Returns partial sums of rows with adapters, (num_splits, num_parts, num_rows, rank), float32.
+    def new_sums(self, num_rows: int, weights: AdapterWeights) -> torch.Tensor:
+        """Returns memory for `shrink`, (num_splits, num_parts, num_rows, rank), float32."""
+        num_splits = triton.cdiv(weights.a.shape[-1], WARPS["shrink_rows"] * STEPS * STEP_INPUTS)
+        shape = num_splits, weights.num_parts, num_rows, held_rank(weights)
+        return torch.empty(shape, dtype=torch.float32, device=self._device)
+
+    def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shrunk: torch.Tensor) -> None:
+        """Writes partial sums of rows with adapters.
 
         Args:
             x: (num_rows, in_size) bfloat16, contiguous.
+            shrunk: of `new_sums`.
         """
-        num_rows, in_size = x.shape
-        rank = held_rank(weights)
-        num_splits = triton.cdiv(in_size, WARPS * STEPS * STEP_INPUTS)
-        shrunk = torch.empty(num_splits, weights.num_parts, num_rows, rank, dtype=torch.float32, device=self._device)
-        self._kernel("shrink_rows", weights.num_parts).launch(
-            _grid("shrink_rows", num_splits * weights.num_parts * (rank // RANKS), rows),
-            32 * WARPS,
+        num_splits, num_parts, num_rows, rank = shrunk.shape
+        self._kernel("shrink_rows", num_parts).launch(
+            _grid("shrink_rows", num_splits * num_parts * (rank // RANKS), rows),
+            32 * WARPS["shrink_rows"],
             x,
             weights.a,
             weights.ranks,
             *rows.tables,
             shrunk,
             num_rows,
-            in_size,
+            x.shape[1],
             weights.max_rank,
             rank,
+            is_dependent=self.shrink_dependent,
         )
-        return shrunk
 
     def expand(
         self,
@@ -86,8 +94,8 @@ class RowProducts:
             out = torch.empty(num_rows, row_size // 2, dtype=projected.dtype, device=self._device)
         ends = (*weights.firsts[1:], row_size)
         self._kernel("expand_rows", num_parts, is_gated=is_gated).launch(
-            _grid("expand_rows", triton.cdiv(out.shape[1], WARPS * OUTPUTS), rows),
-            32 * WARPS,
+            _grid("expand_rows", triton.cdiv(out.shape[1], WARPS["expand_rows"] * OUTPUTS), rows),
+            32 * WARPS["expand_rows"],
             shrunk,
             weights.b,
             weights.ranks,
@@ -100,14 +108,18 @@ class RowProducts:
             weights.max_rank,
             row_size,
             *ends[:2],
+            is_dependent=self.expand_dependent,
         )
         return out
 
     def _kernel(self, name: str, num_parts: int, *, is_gated: bool = False) -> CudaKernel:
         key = name, num_parts, is_gated
         if key not in self._kernels:
-            macros = {"PARTS": num_parts, "WARPS": WARPS}
-            macros |= {"STEPS": STEPS} if name == "shrink_rows" else {"GATED": int(is_gated)}
+            macros = {"PARTS": num_parts, "WARPS": WARPS[name]}
+            if name == "shrink_rows":
+                macros["STEPS"] = STEPS
+            else:
+                macros |= {"GATED": int(is_gated), "STAGES": GATED_STAGES if is_gated else STAGES}
             self._kernels[key] = CudaKernel(PACKAGE, name, macros, self._device)
         return self._kernels[key]
 

@@ -1,7 +1,7 @@
 // Products of rows with A of their adapters, for tiles of at most 16 rows: sums over stretches of inputs.
 //
-// A warp multiplies 16 rows of A, each with STEPS * 32 of its inputs, by the rows of a tile. Blocks take tiles in turn. A
-// of the first is loaded while earlier kernels run. A thread has 8 consecutive inputs of A and of a row, as parts of two
+// A warp multiplies 16 rows of A, each with STEPS * 32 of its inputs, by the rows of a tile. Blocks take tiles in turn,
+// and load A of the first while earlier kernels run. A thread has 8 consecutive inputs of A and of a row, as parts of two
 // products.
 //
 // Macros for NVRTC:
@@ -13,7 +13,7 @@
 
 constexpr int BLOCK_INPUTS = WARPS * STEPS * 32;
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 5) shrink_rows(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) shrink_rows(
     const u16* x,      // (num_rows, in_size)
     const u16* a,      // (slots, PARTS, max_rank, in_size)
     const int* ranks,  // (slots, PARTS)

@@ -35,6 +35,7 @@ ROWS_OF_MANY_WARPS = 64
 MAX_GATED_OUTPUTS = 128
 # Ranks of all parts that a block multiplies at once, so that rows are read once.
 MAX_COLUMNS = 128
+BRANCHES = True
 
 
 class Shape(NamedTuple):
@@ -112,22 +113,29 @@ class TritonProducts(AdapterProducts):
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
         """Returns partial sums, (num_splits, num_parts, num_rows, rank), float32, of rows with adapters."""
         assert x.is_contiguous() and weights.num_parts <= MAX_PARTS
-        if rows.has_adapters and self._in_cuda is not None and self._in_cuda.shrinks(weights, rows):
-            return self._in_cuda.shrink(x, weights, rows)
-        shape = shape_for(rows, weights)
-        rank = held_rank(weights)
-        num_rows = len(rows.order)
-        shrunk = torch.empty(shape.num_splits, weights.num_parts, num_rows, rank, dtype=torch.float32, device=x.device)
+        is_in_cuda = self._in_cuda is not None and self._in_cuda.shrinks(weights, rows)
+        if self._in_cuda is not None and is_in_cuda:
+            shrunk = self._in_cuda.new_sums(len(x), weights)
+        else:
+            sizes = shape_for(rows, weights).num_splits, weights.num_parts, len(x), held_rank(weights)
+            shrunk = torch.empty(sizes, dtype=torch.float32, device=x.device)
         if not rows.has_adapters:
             return shrunk
+
+        def run() -> None:
+            if self._in_cuda is not None and is_in_cuda:
+                self._in_cuda.shrink(x, weights, rows, shrunk)
+            else:
+                self._shrink(x, weights, rows, shrunk)
+
         # Outside of a capture, another stream would cost the host more than it saves the device.
-        if self._branch is not None and torch.cuda.is_current_stream_capturing():
+        if self._branch is not None and BRANCHES and torch.cuda.is_current_stream_capturing():
             self._has_branched = True
             self._branch.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._branch):
-                self._shrink(x, weights, rows, shape, shrunk)
+                run()
         else:
-            self._shrink(x, weights, rows, shape, shrunk)
+            run()
         return shrunk
 
     def expand(self, shrunk: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, out: torch.Tensor) -> None:
@@ -199,9 +207,8 @@ class TritonProducts(AdapterProducts):
             torch.cuda.current_stream().wait_stream(self._branch)
         self._has_branched = False
 
-    def _shrink(
-        self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shape: Shape, shrunk: torch.Tensor
-    ) -> None:
+    def _shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shrunk: torch.Tensor) -> None:
+        shape = shape_for(rows, weights)
         launch: Any = _shrink[shape.num_tile_blocks, _num_groups(weights), shape.num_splits]
         launch(
             x,
