@@ -26,16 +26,6 @@ __device__ __forceinline__ uint4 load_constants(const u16* from, bool is_there) 
     return is_there ? __ldg((const uint4*)from) : make_uint4(0, 0, 0, 0);
 }
 
-// Copies eight numbers of an adapter to shared memory, or zeros, in this thread's next group.
-__device__ __forceinline__ void request(uint4* to, const u16* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void await_all_but() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
-}
-
 // Eight numbers that an earlier kernel may have written.
 __device__ __forceinline__ uint4 load_written(const u16* from, bool is_there) {
     return is_there ? __ldcg((const uint4*)from) : make_uint4(0, 0, 0, 0);

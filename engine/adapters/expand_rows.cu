@@ -1,13 +1,12 @@
-// Products with B of adapters, added to projections, for tiles of rows.
+// Products with B of adapters, added to projections, for tiles of at most 16 rows.
 //
-// A warp computes 64 outputs of a tile, 16 rows at a time, and blocks take tiles in turn. B is copied to shared memory
-// STAGES - 1 tiles ahead, of the first tiles while earlier kernels run. A thread copies and reads 8 consecutive outputs
-// of each of four rows of B, as columns of eight products. It has 16 consecutive outputs of two rows of sums.
+// A warp computes 64 outputs of a tile, and blocks take tiles in turn. B of the first is loaded while earlier kernels run.
+// A thread has 8 consecutive outputs of each of four rows of B, as columns of eight products, and 16 consecutive outputs
+// of two rows of sums.
 //
 // Macros for NVRTC:
 //   PARTS   merged projections
 //   WARPS   of a block
-//   STAGES  tiles in flight, and the one that is computed
 //   GATED   1: writes silu(first half of the projections) * second half, of all rows; PARTS is 2
 
 #include "adapter_tiles.cuh"
@@ -15,17 +14,27 @@
 
 constexpr int OUTPUTS = 64, NUM_PRODUCTS = GATED ? 2 : 1;
 
-// Row i of a thread's four rows of a tile of B.
-__device__ __forceinline__ int row_of(int i, int q) { return q * 2 + i % 2 + i / 2 * 8; }
+// Rows 2 * q + (0, 1, 8, 9) of B.
+struct Factors { uint4 of_rows[4]; };
 
-// Rows are 2 * q + (0, 1, 8, 9) of B.
-__device__ __forceinline__ void add_products(float (&sums)[8][4], const u32 (&left)[4], const uint4 (&rows)[4]) {
+__device__ __forceinline__ Factors load_factors(const u16* matrix, int row_size, int rank, int q) {
+    Factors factors;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int r = q * 2 + i % 2 + i / 2 * 8;
+        factors.of_rows[i] = load_constants(matrix + (u64)r * row_size, r < rank);
+    }
+    return factors;
+}
+
+__device__ __forceinline__ void add_products(float (&sums)[8][4], const u32 (&left)[4], const Factors& factors) {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         u32 right[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const u32 *first = (const u32*)&rows[2 * half], *second = (const u32*)&rows[2 * half + 1];
+            const u32* first = (const u32*)&factors.of_rows[2 * half];
+            const u32* second = (const u32*)&factors.of_rows[2 * half + 1];
             right[half] = __byte_perm(first[j / 2], second[j / 2], j % 2 ? 0x7632 : 0x5410);
         }
         multiply(sums[j], left[0], left[1], left[2], left[3], right[0], right[1]);
@@ -36,7 +45,7 @@ __device__ __forceinline__ void add_products(float (&sums)[8][4], const u32 (&le
 __device__ __forceinline__ void load_shrunk(
     u32 (&left)[4], const float* of_part, u64 split_size, int num_splits, int held_rank, const int (&rows)[2], int q) {
     float2 sums[4] = {};
-#pragma unroll 4
+#pragma unroll 2
     for (int split = 0; split < num_splits; split++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -56,7 +65,7 @@ __device__ __forceinline__ void unpack(float (&numbers)[8], const uint4& packed)
     for (int i = 0; i < 8; i++) numbers[i] = number((u16)(pairs[i / 2] >> i % 2 * 16));
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 4) expand_rows(
+extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 5) expand_rows(
     const float* shrunk,  // (splits, PARTS, num_rows, held_rank)
     const u16* b,         // (slots, max_rank * sum of part sizes)
     const int* ranks,     // (slots, PARTS)
@@ -66,113 +75,76 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 4) expand_r
     int num_rows, int num_splits, int held_rank, int max_rank, int row_size,
     int end_0, int end_1) {  // of the first two parts in a row
     asm volatile("griddepcontrol.launch_dependents;");
-    // A thread reads only what it has copied.
-    __shared__ uint4 copied[STAGES][NUM_PRODUCTS][4][32 * WARPS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int out_size = GATED ? row_size / 2 : row_size;
-    const int first = (blockIdx.x * WARPS + warp) * OUTPUTS, count = first < out_size ? num_tiles[GATED] : 0;
+    const int out_size = GATED ? row_size / 2 : row_size, count = num_tiles[GATED];
+    const int first = (blockIdx.x * WARPS + warp) * OUTPUTS;
     int part = 0, part_begin = 0, part_end = end_0;
     if (!GATED && PARTS > 1 && first >= end_0) part = 1, part_begin = end_0, part_end = end_1;
     if (!GATED && PARTS > 2 && first >= end_1) part = 2, part_begin = end_1, part_end = row_size;
     const int part_size = part_end - part_begin;
-    auto rank_of = [&](int slot, int p) { return slot >= 0 ? ranks[slot * PARTS + part + p] : 0; };
-    auto matrix_of = [&](int slot, int p) {
-        // Of an upper half, its part begins a part's size behind.
-        const u64 part_of_slot = (u64)max(slot, 0) * row_size + part_begin + p * part_size;
-        return b + part_of_slot * max_rank + first - part_begin + g * 8;
-    };
-    auto request_factors = [&](int tile, int stage) {
-        if (tile < count) {
-            const int slot = tile_slots[tile];
-#pragma unroll
-            for (int p = 0; p < NUM_PRODUCTS; p++) {
-                const int rank = rank_of(slot, p);
-                const u16* matrix = matrix_of(slot, p);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int r = row_of(i, q);
-                    request(&copied[stage][p][i][threadIdx.x], matrix + (r < rank ? (u64)r * part_size : 0), r < rank);
-                }
-            }
-        }
-        end_group();
-    };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) request_factors(blockIdx.y + s * gridDim.y, s);
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-
-    int stage = 0;
-    for (int tile = blockIdx.y; tile < count; tile += gridDim.y) {
-        request_factors(tile + (STAGES - 1) * gridDim.y, (stage + STAGES - 1) % STAGES);
+    Wait wait;
+    for (int tile = blockIdx.y; tile < count && first < out_size; tile += gridDim.y) {
         const int slot = tile_slots[tile], begin = tile_begins[tile], end = tile_ends[tile];
         int most_ranks = 0, of_products[NUM_PRODUCTS];
+        const u16* matrices[NUM_PRODUCTS];
+        Factors factors[NUM_PRODUCTS];
 #pragma unroll
         for (int p = 0; p < NUM_PRODUCTS; p++) {
-            of_products[p] = rank_of(slot, p);
-            most_ranks = max(most_ranks, of_products[p]);
+            const int rank = slot >= 0 ? ranks[slot * PARTS + part + p] : 0;
+            // Of an upper half, its part begins a part's size behind.
+            const u64 part_of_slot = (u64)max(slot, 0) * row_size + part_begin + p * part_size;
+            matrices[p] = b + part_of_slot * max_rank + first - part_begin + g * 8;
+            factors[p] = load_factors(matrices[p], part_size, rank, q);
+            of_products[p] = rank, most_ranks = max(most_ranks, rank);
         }
-        await_all_but<STAGES - 1>();
-        for (int place = begin; place < end && (GATED || most_ranks > 0); place += ROWS) {
-            int rows[2];
-            load_rows(rows, order, place + g, end);
-            // Of row g + half * 8 and outputs 16 * q + i * 8 + (0 to 7).
-            uint4 before[NUM_PRODUCTS][2][2];
+        int rows[2];
+        load_rows(rows, order, begin + g, end);
+        wait();
+        if (!GATED && most_ranks == 0) continue;
+
+        // Sum i of product j is of row g + i / 2 * 8 and output 16 * q + i % 2 * 8 + j.
+        float sums[NUM_PRODUCTS][8][4] = {};
+        for (int first_rank = 0; first_rank < most_ranks; first_rank += RANKS) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const u16* from = projected + (u64)rows[half] * row_size + first + q * 16 + i * 8;
-#pragma unroll
-                    for (int p = 0; p < NUM_PRODUCTS; p++) {
-                        before[p][half][i] = load_written(from + p * out_size, rows[half] >= 0);
-                    }
+            for (int p = 0; p < NUM_PRODUCTS; p++) {
+                if (first_rank >= of_products[p]) continue;
+                if (first_rank > 0) {
+                    const u16* matrix = matrices[p] + (u64)first_rank * part_size;
+                    factors[p] = load_factors(matrix, part_size, of_products[p] - first_rank, q);
                 }
+                u32 left[4];
+                const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
+                load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
+                add_products(sums[p], left, factors[p]);
             }
-            // Sum i of product j is of row g + i / 2 * 8 and output 16 * q + i % 2 * 8 + j.
-            float sums[NUM_PRODUCTS][8][4] = {};
-            for (int first_rank = 0; first_rank < most_ranks; first_rank += RANKS) {
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = rows[half];
+            if (r < 0) continue;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const u64 place = (u64)r * row_size + first + q * 16 + i * 8;
+                float before[NUM_PRODUCTS][8];
 #pragma unroll
                 for (int p = 0; p < NUM_PRODUCTS; p++) {
-                    const int rank = of_products[p] - first_rank;
-                    if (rank <= 0) continue;
-                    uint4 factors[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        factors[i] = copied[stage][p][i][threadIdx.x];
-                        if (first_rank > 0) {
-                            const u64 r = first_rank + row_of(i, q);
-                            factors[i] = load_constants(matrix_of(slot, p) + r * part_size, row_of(i, q) < rank);
-                        }
-                    }
-                    u32 left[4];
-                    const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
-                    load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
-                    add_products(sums[p], left, factors);
+                    unpack(before[p], load_written(projected + place + p * out_size, true));
                 }
-            }
+                float v[8];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (rows[half] < 0) continue;
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float v[8], ups[8];
-                    unpack(v, before[0][half][i]);
-                    unpack(ups, before[NUM_PRODUCTS - 1][half][i]);
-#pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        v[j] += sums[0][j][half * 2 + i];
-                        if (GATED) {
-                            ups[j] += sums[NUM_PRODUCTS - 1][j][half * 2 + i];
-                            v[j] = v[j] / (1 + __expf(-v[j])) * ups[j];
-                        }
+                for (int j = 0; j < 8; j++) {
+                    v[j] = before[0][j] + sums[0][j][half * 2 + i];
+                    if (GATED) {
+                        const float up = before[NUM_PRODUCTS - 1][j] + sums[NUM_PRODUCTS - 1][j][half * 2 + i];
+                        v[j] = v[j] / (1 + __expf(-v[j])) * up;
                     }
-                    Chunk written;
-#pragma unroll
-                    for (int j = 0; j < 4; j++) written.v[j] = pack(v[2 * j], v[2 * j + 1]);
-                    *(Chunk*)(out + (u64)rows[half] * out_size + first + q * 16 + i * 8) = written;
                 }
+                Chunk written;
+#pragma unroll
+                for (int j = 0; j < 4; j++) written.v[j] = pack(v[2 * j], v[2 * j + 1]);
+                *(Chunk*)(out + (u64)r * out_size + first + q * 16 + i * 8) = written;
             }
         }
-        stage = (stage + 1) % STAGES;
     }
+    if (count == 0) wait();
 }

@@ -1,4 +1,4 @@
-"""Products of adapters in bfloat16 (shrink_rows.cu, expand_rows.cu). Needs CUDA."""
+"""Products of adapters for tiles of few rows (shrink_rows.cu, expand_rows.cu). Needs CUDA."""
 
 import torch
 import triton
@@ -12,14 +12,12 @@ PACKAGE = "tandem.engine.adapters"
 WARPS = {"shrink_rows": 16, "expand_rows": 4}
 STEPS = 4
 STEP_INPUTS = 32
-# Tiles of expand_rows.cu in flight, with one that is computed; of gated ones.
-STAGES, GATED_STAGES = 4, 3
 # Ranks of a tile, and outputs of a warp of expand_rows.cu.
 RANKS, OUTPUTS = 16, 64
 # Numbers that a thread loads at once.
 CHUNK = 8
 # Blocks of a launch from which on they take tiles in turn: those of a graph's absent tiles cost time too.
-MAX_BLOCKS = {"shrink_rows": 1056, "expand_rows": 528}
+MAX_BLOCKS = {"shrink_rows": 1024, "expand_rows": 2048}
 
 
 class RowProducts:
@@ -31,18 +29,16 @@ class RowProducts:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._has_kernels = has_dependent_launch(device)
-        self.shrink_dependent, self.expand_dependent = False, False
         self._kernels: dict[tuple[str, int, bool], CudaKernel] = {}
 
-    def shrinks(self, weights: AdapterWeights, rows: AdapterRows) -> bool:
-        """Returns whether `shrink` takes these rows: those of small tiles."""
-        return self._fits(weights) and rows.tile_rows == TILE_ROWS[0][1] and weights.a.shape[-1] % CHUNK == 0
-
-    def expands(self, weights: AdapterWeights) -> bool:
-        return self._fits(weights) and all(size % OUTPUTS == 0 for size in weights.out_sizes)
-
-    def _fits(self, weights: AdapterWeights) -> bool:
-        return self._has_kernels and weights.a.dtype is torch.bfloat16
+    def fit(self, weights: AdapterWeights, rows: AdapterRows) -> bool:
+        return (
+            self._has_kernels
+            and weights.a.dtype is torch.bfloat16
+            and rows.tile_rows == TILE_ROWS[0][1]
+            and weights.a.shape[-1] % CHUNK == 0
+            and all(size % OUTPUTS == 0 for size in weights.out_sizes)
+        )
 
     def new_sums(self, num_rows: int, weights: AdapterWeights) -> torch.Tensor:
         """Returns memory for `shrink`, (num_splits, num_parts, num_rows, rank), float32."""
@@ -70,7 +66,6 @@ class RowProducts:
             x.shape[1],
             weights.max_rank,
             rank,
-            is_dependent=self.shrink_dependent,
         )
 
     def expand(
@@ -108,7 +103,6 @@ class RowProducts:
             weights.max_rank,
             row_size,
             *ends[:2],
-            is_dependent=self.expand_dependent,
         )
         return out
 
@@ -119,7 +113,7 @@ class RowProducts:
             if name == "shrink_rows":
                 macros["STEPS"] = STEPS
             else:
-                macros |= {"GATED": int(is_gated), "STAGES": GATED_STAGES if is_gated else STAGES}
+                macros["GATED"] = int(is_gated)
             self._kernels[key] = CudaKernel(PACKAGE, name, macros, self._device)
         return self._kernels[key]
 

@@ -35,7 +35,8 @@ ROWS_OF_MANY_WARPS = 64
 MAX_GATED_OUTPUTS = 128
 # Ranks of all parts that a block multiplies at once, so that rows are read once.
 MAX_COLUMNS = 128
-BRANCHES = True
+# Multiprocessors that a product of up to so many rows leaves to a shrink beside it: it waits for memory, not for them.
+NUM_BESIDE, MAX_ROWS_BESIDE = 16, 128
 
 
 class Shape(NamedTuple):
@@ -82,40 +83,33 @@ class TritonProducts(AdapterProducts):
         self._branch = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._has_branched = False
         self._fused = FusedProducts(device) if device.type == "cuda" else None
-        self._in_cuda = RowProducts(device) if device.type == "cuda" else None
+        self._of_few_rows = RowProducts(device) if device.type == "cuda" else None
         self._gated = GatedAdapterProducts(device) if device.type == "cuda" else None
 
     def begin(self) -> None:
         if self._fused is not None:
             self._fused.begin()
 
-    def whole(
-        self,
-        x: torch.Tensor,
-        linear: LinearBase,
-        rows: AdapterRows,
-        residual: torch.Tensor | None = None,
-        *,
-        is_gated: bool = False,
-    ) -> torch.Tensor | None:
+    def gated(self, x: torch.Tensor, linear: LinearBase, rows: AdapterRows) -> torch.Tensor | None:
         weights = linear.adapters
         if self._fused is None or self._gated is None or weights is None:
             return None
-        if is_gated and (tile := self._gated.tile(len(x), linear, weights)) is not None:
+        if (tile := self._gated.tile(len(x), linear, weights)) is not None:
             shrunk = self.shrink(x, weights, rows)
             self._join()
             return self._gated.multiply(x, linear, tile, shrunk, rows)
-        shape = self._fused.shape(len(x), linear, weights, is_gated=is_gated)
-        if shape is None:
-            return None
-        return self._fused.multiply(x, linear, weights, rows, shape, residual, is_gated=is_gated)
+        shape = self._fused.shape(len(x), linear, weights)
+        return None if shape is None else self._fused.multiply(x, linear, weights, rows, shape)
+
+    def num_beside(self, num_rows: int) -> int:
+        return NUM_BESIDE if num_rows <= MAX_ROWS_BESIDE and self._is_branching() else 0
 
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
         """Returns partial sums, (num_splits, num_parts, num_rows, rank), float32, of rows with adapters."""
         assert x.is_contiguous() and weights.num_parts <= MAX_PARTS
-        is_in_cuda = self._in_cuda is not None and self._in_cuda.shrinks(weights, rows)
-        if self._in_cuda is not None and is_in_cuda:
-            shrunk = self._in_cuda.new_sums(len(x), weights)
+        of_few_rows = self._fitting(weights, rows)
+        if of_few_rows is not None:
+            shrunk = of_few_rows.new_sums(len(x), weights)
         else:
             sizes = shape_for(rows, weights).num_splits, weights.num_parts, len(x), held_rank(weights)
             shrunk = torch.empty(sizes, dtype=torch.float32, device=x.device)
@@ -123,13 +117,13 @@ class TritonProducts(AdapterProducts):
             return shrunk
 
         def run() -> None:
-            if self._in_cuda is not None and is_in_cuda:
-                self._in_cuda.shrink(x, weights, rows, shrunk)
+            if of_few_rows is not None:
+                of_few_rows.shrink(x, weights, rows, shrunk)
             else:
                 self._shrink(x, weights, rows, shrunk)
 
         # Outside of a capture, another stream would cost the host more than it saves the device.
-        if self._branch is not None and BRANCHES and torch.cuda.is_current_stream_capturing():
+        if self._branch is not None and self._is_branching():
             self._has_branched = True
             self._branch.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._branch):
@@ -144,8 +138,8 @@ class TritonProducts(AdapterProducts):
         if not rows.has_adapters:
             return
         self._join()
-        if self._in_cuda is not None and self._in_cuda.expands(weights):
-            self._in_cuda.expand(shrunk, weights, rows, out)
+        if (of_few_rows := self._fitting(weights, rows)) is not None:
+            of_few_rows.expand(shrunk, weights, rows, out)
             return
         shape = shape_for(rows, weights)
         firsts = weights.firsts + weights.firsts[-1:] * (MAX_PARTS - num_parts)
@@ -175,8 +169,8 @@ class TritonProducts(AdapterProducts):
     ) -> torch.Tensor:
         assert projected.is_contiguous()
         self._join()
-        if self._in_cuda is not None and self._in_cuda.expands(weights):
-            return self._in_cuda.expand(shrunk, weights, rows, projected, is_gated=True)
+        if (of_few_rows := self._fitting(weights, rows)) is not None:
+            return of_few_rows.expand(shrunk, weights, rows, projected, is_gated=True)
         num_splits, _, num_rows, rank = shrunk.shape
         size = projected.shape[1] // 2
         out = torch.empty(num_rows, size, dtype=projected.dtype, device=projected.device)
@@ -201,6 +195,13 @@ class TritonProducts(AdapterProducts):
             num_warps=shape.num_warps,
         )
         return out
+
+    def _fitting(self, weights: AdapterWeights, rows: AdapterRows) -> RowProducts | None:
+        """Returns the kernels of few rows, if they multiply these."""
+        return self._of_few_rows if self._of_few_rows is not None and self._of_few_rows.fit(weights, rows) else None
+
+    def _is_branching(self) -> bool:
+        return self._branch is not None and torch.cuda.is_current_stream_capturing()
 
     def _join(self) -> None:
         if self._has_branched and self._branch is not None:

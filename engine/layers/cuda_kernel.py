@@ -74,14 +74,13 @@ class CudaKernel:
         self._device = device
         self._is_dependent = has_dependent_launch(device)
 
-    def launch(self, grid: tuple[int, int], num_threads: int, *arguments: Argument, is_dependent: bool = True) -> None:
+    def launch(self, grid: tuple[int, int], num_threads: int, *arguments: Argument) -> None:
         """Launches in torch's current stream.
 
         Args:
             arguments: tensors, c_void_p and None become pointers, numbers int and float, tensor maps are copied.
-            is_dependent: False: start when earlier kernels have ended, for one behind another stream's.
         """
-        config = self._config(grid, num_threads, is_dependent=self._is_dependent and is_dependent)
+        config = self._config(grid, num_threads, is_dependent=self._is_dependent)
         config.hStream = torch.cuda.current_stream(self._device).cuda_stream
         values, types = zip(*(_argument(a) for a in arguments), strict=True)
         _check(driver.cuLaunchKernelEx(config, self._function, (values, types), 0))
