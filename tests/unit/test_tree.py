@@ -45,6 +45,8 @@ TESTED_ELSEWHERE = {
     "engine/adapters/loader.py": "unit/engine/adapters/test_manager.py",
     "engine/adapters/peft_config.py": "unit/engine/adapters/test_peft.py",
     "engine/adapters/products.py": "unit/engine/adapters/test_ops.py",
+    "engine/adapters/gated_products.py": "gpu/engine/adapters/test_ops.py",
+    "engine/adapters/row_products.py": "gpu/engine/adapters/test_triton_products.py",
     "engine/config.py": "unit/deploy/config/test_cluster_config.py",
     "engine/kvcache/page_part.py": "unit/kvtransfer/lanes/test_plan.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_table.py",
