@@ -9,7 +9,7 @@ from tandem.engine.attention.decode_plan import DecodeBlocks, DecodePlan
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
-from tandem.engine.layers.cuda_kernel import CudaKernel
+from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
@@ -38,7 +38,8 @@ class PagedDecode:
         self._scales = kv_scales or KvScales.ones(layout.num_layers)
         self.device = pool.device
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
+        has_clusters = has_dependent_launch(self.device)
+        self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages, has_clusters=has_clusters)
         self._num_q_heads = num_q_heads
         self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
@@ -107,6 +108,7 @@ class PagedDecode:
                 "FP8": int(layout.quantized_to == "float8_e4m3fn"),
                 "WARPS": blocks.num_warps,
                 "BLOCKS": blocks.num_per_sm,
+                "CLUSTER": blocks.cluster,
             }
             self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)
         return self._kernels[key]

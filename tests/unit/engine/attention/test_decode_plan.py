@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, TILE, DecodePlan
+from tandem.engine.attention.decode_plan import CLUSTER, HEAD_SIZE, ITEM_COST, ITEM_SIZE, TILE, DecodePlan
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.token_sequence import TokenSequence
 
@@ -113,3 +113,20 @@ def test_few_equal_rows_have_equal_items_in_blocks_of_their_own(num_rows: int, n
     # The cut at the end of a row may be shorter.
     lengths = [-(-int(end - begin) // TILE) for _, begin, end, *_ in items]
     assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize(("lengths", "has_clusters"), [([1], True), ([2048, 30], True), ([2049, 30], False), ([9] * 5, False)])
+def test_short_rows_have_clusters(lengths: list[int], has_clusters: bool) -> None:
+    plans, num_rows = plan_of(4), len(lengths)
+    plan = plans.build([sequence_of(n, 16, 0) for n in lengths], num_rows)
+    assert bool(plan[1]) == has_clusters
+    # Clusters are whole.
+    assert plans.max_blocks(num_rows) % plans.blocks(num_rows).cluster == 0
+    if not has_clusters:
+        return
+    assert plan[0] == num_rows * CLUSTER
+    assert items_of_blocks(plans, plan, num_rows) == list(range(num_rows * CLUSTER + 1))
+    items = plan[HEAD_SIZE : HEAD_SIZE + num_rows * CLUSTER * ITEM_SIZE].reshape(-1, ITEM_SIZE)
+    # Only the last item has the newest token, though others may be empty.
+    for _, begin, end, length, _, number, parts, _ in items.tolist():
+        assert parts == CLUSTER and begin <= end and (end == length) == (number == CLUSTER - 1)
