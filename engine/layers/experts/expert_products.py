@@ -109,7 +109,14 @@ class ExpertProducts:
         key = kind, is_gated, out_kind
         if key not in self._kernels:
             num_stages = NUM_STAGES if kind == "plain" else NUM_FP8_STAGES
-            macros = {"KIND": KINDS.index(kind), "GATED": int(is_gated), "OUT": out_kind, "STAGES": num_stages}
+            lead = 0 if kind == "block" else num_stages - 1
+            macros = {
+                "KIND": KINDS.index(kind),
+                "GATED": int(is_gated),
+                "OUT": out_kind,
+                "STAGES": num_stages,
+                "LEAD": lead,
+            }
             shared_bytes = num_stages * (TILE_ROWS + TILE_COLUMNS) * SWIZZLE + ALIGNMENT
             self._kernels[key] = CudaKernel(
                 __package__, "expert_products", macros, self._device, shared_bytes=shared_bytes, is_specific=True
