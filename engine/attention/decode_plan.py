@@ -16,9 +16,9 @@ ITEM_COST = 0.5
 # Multiples of four: threads load four numbers at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
-# Blocks of a cluster, and the most turns of its blocks. In longer rows, more blocks save more than the cluster does.
-CLUSTER = 8
-MAX_CLUSTER_TURNS = 2
+# Blocks of a cluster: those of one row. It saves about as much as this many turns of a block.
+CLUSTERS = (8, 4, 2)
+SAVED_TURNS = 2
 
 
 class DecodeBlocks(NamedTuple):
@@ -69,10 +69,11 @@ class DecodePlan:
 
     def blocks(self, num_rows: int) -> DecodeBlocks:
         few = self._blocks_of_few
-        num_heads = num_rows * self._layout.num_kv_heads
-        if num_heads * CLUSTER <= self._num_sms and self._has_clusters:
-            return few._replace(cluster=CLUSTER)
-        return few if num_heads <= few.num_per_sm * self._num_sms else self._blocks_of_many
+        num_heads, num_at_once = num_rows * self._layout.num_kv_heads, few.num_per_sm * self._num_sms
+        if num_heads > num_at_once:
+            return self._blocks_of_many
+        sizes = CLUSTERS if self._has_clusters else ()
+        return few._replace(cluster=next((size for size in sizes if num_heads * size <= num_at_once), 1))
 
     def max_blocks(self, num_rows: int) -> int:
         """Blocks per key head: one wave."""
@@ -107,7 +108,7 @@ class DecodePlan:
         plan[positions] = lengths - 1
         plan[positions.stop :] = tables
         first_tables = np.array(table_starts)
-        if blocks.cluster > 1 and num_cuts.max() <= MAX_CLUSTER_TURNS * CLUSTER * blocks.turn_cuts:
+        if blocks.cluster > 1 and self._gains_by_clusters(num_cuts, num_rows):
             self._put_clusters(plan, num_rows, num_cuts, lengths, first_tables)
             return plan
         ends = num_cuts.cumsum()
@@ -140,6 +141,12 @@ class DecodePlan:
         self._put(plan, num_rows, columns, starts.searchsorted(block_starts))
         return plan
 
+    def _gains_by_clusters(self, num_cuts: "np.ndarray[Any, Any]", num_rows: int) -> bool:
+        blocks = self.blocks(num_rows)
+        turns = -(-int(num_cuts.max()) // (blocks.cluster * blocks.turn_cuts))
+        evenly = -(-int(num_cuts.sum()) // (self.max_blocks(num_rows) * blocks.turn_cuts))
+        return turns <= evenly + SAVED_TURNS
+
     def _put_clusters(
         self,
         plan: "np.ndarray[Any, np.dtype[np.int32]]",
@@ -149,10 +156,11 @@ class DecodePlan:
         first_tables: "np.ndarray[Any, Any]",
     ) -> None:
         """Gives each row a cluster. Its blocks have one item each, perhaps an empty one; the last has the new token."""
-        cut = self.blocks(num_rows).cut
-        rows, numbers = np.repeat(np.arange(num_rows), CLUSTER), np.tile(np.arange(CLUSTER), num_rows)
-        begins, ends = (num_cuts[rows] * part // CLUSTER * cut for part in (numbers, numbers + 1))
-        parts = np.full(len(rows), CLUSTER)
+        blocks = self.blocks(num_rows)
+        size = blocks.cluster
+        rows, numbers = np.repeat(np.arange(num_rows), size), np.tile(np.arange(size), num_rows)
+        begins, ends = (num_cuts[rows] * part // size * blocks.cut for part in (numbers, numbers + 1))
+        parts = np.full(len(rows), size)
         columns = (rows, begins, np.minimum(ends, lengths[rows]), lengths[rows], first_tables[rows], numbers, parts)
         plan[:2] = len(rows), 1
         self._put(plan, num_rows, columns, np.arange(len(rows)))

@@ -4,7 +4,7 @@
 // A block computes one key head with its GROUP query heads, for several items in turn. An item is a range of one
 // sequence's tokens. The warps of a block share the item, one tile of 16 tokens at a time. The last block of a
 // sequence to finish adds up the parts of all its items. If the plan gives each sequence a cluster, whose blocks have an
-// item each, they exchange the parts through shared memory instead, and each block adds up those of one query head.
+// item each, they exchange the parts through shared memory instead, and each block adds up those of some query heads.
 //
 // Scores are mma.m16n8k16 with tokens as the 16 rows and queries as the 8 columns (GROUP of them real). Outputs are
 // mma with dimensions as the rows. Between them, the weights (8 tokens by 8 heads) are transposed in registers.
@@ -26,7 +26,7 @@
 //   FP8          1: pages hold e4m3; 0: bfloat16
 //   WARPS        warps per block
 //   BLOCKS       blocks per multiprocessor
-//   CLUSTER      blocks of a cluster, at least GROUP; 1: no clusters
+//   CLUSTER      blocks of a cluster; 1: no clusters
 
 #define HALF (HEAD_DIM / 2)
 #define LANE_DIMS (HALF / 32)
@@ -223,16 +223,17 @@ struct Total {
     float4 value = {};
 
     // Args: scales: largest scores and sums of weights.
-    __device__ __forceinline__ void add_parts(const float2 (&scales)[AT_ONCE], const float4 (&values)[AT_ONCE]) {
+    template <int NUM>
+    __device__ __forceinline__ void add_parts(const float2 (&scales)[NUM], const float4 (&values)[NUM]) {
         float highest = top;
 #pragma unroll
-        for (int p = 0; p < AT_ONCE; p++) highest = fmaxf(highest, scales[p].x);
+        for (int p = 0; p < NUM; p++) highest = fmaxf(highest, scales[p].x);
         const float keep = exp2(top - highest);
         sum *= keep;
         value = add(float4{}, value, keep);
         top = highest;
 #pragma unroll
-        for (int p = 0; p < AT_ONCE; p++) {
+        for (int p = 0; p < NUM; p++) {
             const float share = exp2(scales[p].x - top);
             sum += scales[p].y * share;
             value = add(value, values[p], share);
@@ -310,10 +311,10 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
     __shared__ __align__(16) float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
 #if CLUSTER > 1
-    // Of one query head, by block.
-    __shared__ float4 cluster_parts[AT_ONCE][HEAD_QUADS];
-    __shared__ float2 cluster_scales[AT_ONCE];
-    static_assert(CLUSTER == AT_ONCE && GROUP <= CLUSTER);
+    // Parts of every CLUSTER-th query head, by block.
+    constexpr int OWN_HEADS = (GROUP + CLUSTER - 1) / CLUSTER;
+    __shared__ float4 cluster_parts[OWN_HEADS][CLUSTER][HEAD_QUADS];
+    __shared__ float2 cluster_scales[OWN_HEADS][CLUSTER];
 #endif
 
     // Heads of an item run side by side, because their keys and values are adjacent in memory.
@@ -581,8 +582,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
             }
 #if CLUSTER > 1
             if (is_clustered) {
-                put_in_block(&cluster_parts[done.number][quad], g, value);
-                if (quad == 0) put_in_block(&cluster_scales[done.number], g, make_float2(top, total));
+                const int own = g / CLUSTER, owner = g % CLUSTER;
+                put_in_block(&cluster_parts[own][done.number][quad], owner, value);
+                if (quad == 0) put_in_block(&cluster_scales[own][done.number], owner, make_float2(top, total));
                 continue;
             }
 #endif
@@ -597,15 +599,20 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
         if (is_clustered) {
             asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
             asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-            const int quad = threadIdx.x;
-            if (done.number >= GROUP || quad >= HEAD_QUADS) return;
-            float2 scales[AT_ONCE];
-            float4 values[AT_ONCE];
+            for (int i = threadIdx.x; i < OWN_HEADS * HEAD_QUADS; i += WARPS * 32) {
+                const int own = i / HEAD_QUADS, quad = i % HEAD_QUADS, g = own * CLUSTER + done.number;
+                if (g >= GROUP) continue;
+                float2 scales[CLUSTER];
+                float4 values[CLUSTER];
 #pragma unroll
-            for (int p = 0; p < AT_ONCE; p++) scales[p] = cluster_scales[p], values[p] = cluster_parts[p][quad];
-            Total sum_of_parts;
-            sum_of_parts.add_parts(scales, values);
-            put_out(target + (done.number * HEAD_QUADS + quad) * 4, sum_of_parts.value, sum_of_parts.sum, value_scale);
+                for (int p = 0; p < CLUSTER; p++) {
+                    scales[p] = cluster_scales[own][p];
+                    values[p] = cluster_parts[own][p][quad];
+                }
+                Total whole;
+                whole.add_parts(scales, values);
+                put_out(target + (g * HEAD_QUADS + quad) * 4, whole.value, whole.sum, value_scale);
+            }
             return;
         }
 #endif

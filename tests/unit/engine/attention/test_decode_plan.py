@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.attention.decode_plan import CLUSTER, HEAD_SIZE, ITEM_COST, ITEM_SIZE, TILE, DecodePlan
+from tandem.engine.attention.decode_plan import HEAD_SIZE, ITEM_COST, ITEM_SIZE, TILE, DecodePlan
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.token_sequence import TokenSequence
 
@@ -115,18 +115,30 @@ def test_few_equal_rows_have_equal_items_in_blocks_of_their_own(num_rows: int, n
     assert max(lengths) - min(lengths) <= 1
 
 
-@pytest.mark.parametrize(("lengths", "has_clusters"), [([1], True), ([2048, 30], True), ([2049, 30], False), ([9] * 5, False)])
-def test_short_rows_have_clusters(lengths: list[int], has_clusters: bool) -> None:
-    plans, num_rows = plan_of(4), len(lengths)
+@pytest.mark.parametrize(
+    ("lengths", "cluster"),
+    [
+        ([1], 8),
+        ([3072, 30], 8),
+        ([3073, 30], 1),
+        ([1152] * 8, 4),
+        ([9_000] * 8, 4),
+        ([9_000, *[9] * 7], 1),
+        ([9] * 16, 2),
+    ],
+    ids=str,
+)
+def test_rows_of_similar_length_have_clusters(lengths: list[int], cluster: int) -> None:
+    plans, num_rows = plan_of(8), len(lengths)
     plan = plans.build([sequence_of(n, 16, 0) for n in lengths], num_rows)
-    assert bool(plan[1]) == has_clusters
+    assert bool(plan[1]) == (cluster > 1)
     # Clusters are whole.
     assert plans.max_blocks(num_rows) % plans.blocks(num_rows).cluster == 0
-    if not has_clusters:
+    if cluster == 1:
         return
-    assert plan[0] == num_rows * CLUSTER
-    assert items_of_blocks(plans, plan, num_rows) == list(range(num_rows * CLUSTER + 1))
-    items = plan[HEAD_SIZE : HEAD_SIZE + num_rows * CLUSTER * ITEM_SIZE].reshape(-1, ITEM_SIZE)
+    assert plans.blocks(num_rows).cluster == cluster and plan[0] == num_rows * cluster
+    assert items_of_blocks(plans, plan, num_rows) == list(range(num_rows * cluster + 1))
+    items = plan[HEAD_SIZE : HEAD_SIZE + num_rows * cluster * ITEM_SIZE].reshape(-1, ITEM_SIZE)
     # Only the last item has the newest token, though others may be empty.
     for _, begin, end, length, _, number, parts, _ in items.tolist():
-        assert parts == CLUSTER and begin <= end and (end == length) == (number == CLUSTER - 1)
+        assert parts == cluster and begin <= end and (end == length) == (number == cluster - 1)
