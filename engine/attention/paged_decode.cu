@@ -325,7 +325,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
     int index = first_items[block];
     const int end_index = first_items[block + 1];
     if (block >= num_blocks) return;
-    if (is_clustered) asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+    if (is_clustered) asm volatile("barrier.cluster.arrive.relaxed;");
     const int* tables = first_items + (gridDim.y + 4) / 4 * 4 + num_rows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
@@ -564,7 +564,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
 
 #if CLUSTER > 1
         // All blocks of the cluster run.
-        if (is_clustered) asm volatile("barrier.cluster.wait.aligned;");
+        if (is_clustered) asm volatile("barrier.cluster.wait;");
 #endif
         const long long first_head = (long long)done_index * NUM_KV + kv_head;
         unsigned short* target = out + ((long long)done.row * NUM_KV + kv_head) * GROUP * HEAD_DIM;
@@ -597,8 +597,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
         }
 #if CLUSTER > 1
         if (is_clustered) {
-            asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-            asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+            asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
             for (int i = threadIdx.x; i < OWN_HEADS * HEAD_QUADS; i += WARPS * 32) {
                 const int own = i / HEAD_QUADS, quad = i % HEAD_QUADS, g = own * CLUSTER + done.number;
                 if (g >= GROUP) continue;

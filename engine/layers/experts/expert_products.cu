@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         asm volatile("fence.mbarrier_init.release.cluster;");
     }
 #if CLUSTER > 1
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 #else
     __syncthreads();
 #endif
