@@ -75,6 +75,10 @@ class DecodePlan:
         sizes = CLUSTERS if self._has_clusters else ()
         return few._replace(cluster=next((size for size in sizes if num_heads * size <= num_at_once), 1))
 
+    def all_blocks(self, max_rows: int) -> list[DecodeBlocks]:
+        """Returns the blocks of up to max_rows rows."""
+        return list(dict.fromkeys(self.blocks(num_rows) for num_rows in range(1, max_rows + 1)))
+
     def max_blocks(self, num_rows: int) -> int:
         """Blocks per key head: one wave."""
         blocks = self.blocks(num_rows)
