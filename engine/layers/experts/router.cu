@@ -200,10 +200,17 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     int num_rows, int scales_stride, float eps, float scaling) {
     __shared__ float scratch[CHOOSING_WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
     const int warp = threadIdx.x / 32;
+    // Read early, because it takes as long as the choice.
+    bool is_real = true;
+    auto ask_real = [&](int row) {
+        if (!real_rows) return;
+        const int first = real_rows[0], second = real_rows[1], third = real_rows[2];
+        is_real = row < first || (row >= second && row < third);
+    };
     auto choose_for = [&](int row, const float* logits) {
         float* row_shares = shares + (long long)row * NUM_CHOSEN;
         int* row_experts = experts + (long long)row * NUM_CHOSEN;
-        if (!real_rows || row < real_rows[0] || (row >= real_rows[1] && row < real_rows[2])) {
+        if (is_real) {
             choose(logits, bias, scaling, row_shares, row_experts, counts, scratch[warp]);
         } else if (threadIdx.x % 32 < NUM_CHOSEN) {
             row_shares[threadIdx.x % 32] = 0;
@@ -216,6 +223,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
 #if !FUSED
     wait_for_earlier();
     const int row = blockIdx.x * WARPS + warp;
+    ask_real(row);
     if (row < num_rows) choose_for(row, given_logits + (long long)row * NUM_EXPERTS);
 #else
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
@@ -253,6 +261,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
             rows[i][n] = row_of(n) < num_rows ? load(x + (long long)row_of(n) * IN_SIZE, i) : Chunk{};
+    const int own_row = blockIdx.y * ROWS + warp * CLUSTER + blockIdx.x;
+    ask_real(own_row);
     __shared__ float squares[ROWS][WARPS];
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
@@ -346,18 +356,18 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     // All blocks of the cluster run.
     asm volatile("barrier.cluster.wait.aligned;");
     for (int i = threadIdx.x; i < TILES * 16 * ROWS; i += WARPS * 32) {
-        const int expert = i / ROWS, own_row = i % ROWS;
+        const int expert = i / ROWS, row = i % ROWS;
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += parts[w][expert][own_row];
-        const float* target = &logits[own_row / CLUSTER][first_expert + expert];
+        for (int w = 0; w < WARPS; w++) sum += parts[w][expert][row];
+        const float* target = &logits[row / CLUSTER][first_expert + expert];
         asm volatile(
             "{\n"
             ".reg .b32 remote;\n"
             "mapa.shared::cluster.u32 remote, %0, %1;\n"
             "st.shared::cluster.f32 [remote], %2;\n"
             "}" ::"r"((unsigned int)__cvta_generic_to_shared(target)),
-            "r"(own_row % CLUSTER), "f"(sum)
+            "r"(row % CLUSTER), "f"(sum)
             : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -399,7 +409,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     __syncwarp();
 #endif
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    const int own_row = blockIdx.y * ROWS + warp * CLUSTER + blockIdx.x;
     if (warp < CHOOSING_WARPS && own_row < num_rows) choose_for(own_row, logits[warp]);
 #endif
 }
