@@ -16,22 +16,17 @@ ITEM_COST = 0.5
 # Multiples of four: threads load four numbers at a time.
 HEAD_SIZE = 4
 ITEM_SIZE = 8
-# Blocks of a cluster: those of one row. It saves about as much as this many turns of a block.
-CLUSTERS = (8, 4, 2)
-SAVED_TURNS = 2
 
 
 class DecodeBlocks(NamedTuple):
     """
     Attributes:
         cut: items begin at multiples of it, in tokens.
-        cluster: blocks of a cluster; 1: none.
     """
 
     num_warps: int
     num_per_sm: int
     cut: int
-    cluster: int = 1
 
     @property
     def turn(self) -> int:
@@ -49,18 +44,17 @@ class DecodePlan:
 
     A plan is a row of int32 numbers:
 
-    - HEAD_SIZE numbers, first the number of blocks per key head, then whether each row has a cluster;
+    - HEAD_SIZE numbers, first the number of blocks per key head;
     - ITEM_SIZE numbers per item (see paged_decode.cu), with room for max_items;
     - each block's first item, then the number of items, padded to a multiple of four;
     - each row's new position;
     - the page tables.
     """
 
-    def __init__(self, layout: KvHeadLayout, num_sms: int, dummy_page: int, *, has_clusters: bool = True) -> None:
+    def __init__(self, layout: KvHeadLayout, num_sms: int, dummy_page: int) -> None:
         self._layout = layout
         self._num_sms = num_sms
         self._dummy_page = dummy_page
-        self._has_clusters = has_clusters
         # Fastest on an H200 with head_dim 128: as many loads in flight as registers hold.
         is_large = layout.head_dim > 64 and not layout.quantized_to
         self._blocks_of_many = DecodeBlocks(num_warps=4, num_per_sm=3 if is_large else 4, cut=4 * TILE)
@@ -69,21 +63,12 @@ class DecodePlan:
 
     def blocks(self, num_rows: int) -> DecodeBlocks:
         few = self._blocks_of_few
-        num_heads, num_at_once = num_rows * self._layout.num_kv_heads, few.num_per_sm * self._num_sms
-        if num_heads > num_at_once:
-            return self._blocks_of_many
-        sizes = CLUSTERS if self._has_clusters else ()
-        return few._replace(cluster=next((size for size in sizes if num_heads * size <= num_at_once), 1))
-
-    def all_blocks(self, max_rows: int) -> list[DecodeBlocks]:
-        """Returns the blocks of up to max_rows rows."""
-        return list(dict.fromkeys(self.blocks(num_rows) for num_rows in range(1, max_rows + 1)))
+        is_few = num_rows * self._layout.num_kv_heads <= few.num_per_sm * self._num_sms
+        return few if is_few else self._blocks_of_many
 
     def max_blocks(self, num_rows: int) -> int:
         """Blocks per key head: one wave."""
-        blocks = self.blocks(num_rows)
-        whole = blocks.num_per_sm * self._num_sms // self._layout.num_kv_heads
-        return max(1, whole // blocks.cluster * blocks.cluster)
+        return max(1, self.blocks(num_rows).num_per_sm * self._num_sms // self._layout.num_kv_heads)
 
     def max_items(self, num_rows: int) -> int:
         """Upper bound; not monotonic."""
@@ -107,14 +92,6 @@ class DecodePlan:
         lengths[: len(sequences)] = [s.device_len for s in sequences]
         blocks = self.blocks(num_rows)
         num_cuts = -(-lengths // blocks.cut)
-        positions = self.positions(num_rows)
-        plan = np.zeros(positions.stop + len(tables), dtype=np.int32)
-        plan[positions] = lengths - 1
-        plan[positions.stop :] = tables
-        first_tables = np.array(table_starts)
-        if blocks.cluster > 1 and self._gains_by_clusters(num_cuts, num_rows):
-            self._put_clusters(plan, num_rows, num_cuts, lengths, first_tables)
-            return plan
         ends = num_cuts.cumsum()
         row_starts = ends - num_cuts
         num_turns = -(-lengths // blocks.turn)
@@ -132,58 +109,27 @@ class DecodePlan:
         first_of_row = starts.searchsorted([*row_starts, ends[-1]])
         begins, item_ends = starts - row_starts[rows], np.append(starts[1:], ends[-1]) - row_starts[rows]
 
+        positions = self.positions(num_rows)
+        plan = np.zeros(positions.stop + len(tables), dtype=np.int32)
+        plan[0] = len(block_starts)
         columns: tuple[np.ndarray[Any, Any], ...] = (
             rows,
             begins * blocks.cut,
             np.minimum(item_ends * blocks.cut, lengths[rows]),
             lengths[rows],
-            first_tables[rows],
+            np.array(table_starts)[rows],
             np.arange(total) - first_of_row[rows],
             (first_of_row[1:] - first_of_row[:-1])[rows],
         )
-        plan[0] = len(block_starts)
-        self._put(plan, num_rows, columns, starts.searchsorted(block_starts))
-        return plan
-
-    def _gains_by_clusters(self, num_cuts: "np.ndarray[Any, Any]", num_rows: int) -> bool:
-        blocks = self.blocks(num_rows)
-        turns = -(-int(num_cuts.max()) // (blocks.cluster * blocks.turn_cuts))
-        evenly = -(-int(num_cuts.sum()) // (self.max_blocks(num_rows) * blocks.turn_cuts))
-        return turns <= evenly + SAVED_TURNS
-
-    def _put_clusters(
-        self,
-        plan: "np.ndarray[Any, np.dtype[np.int32]]",
-        num_rows: int,
-        num_cuts: "np.ndarray[Any, Any]",
-        lengths: "np.ndarray[Any, Any]",
-        first_tables: "np.ndarray[Any, Any]",
-    ) -> None:
-        """Gives each row a cluster. Its blocks have one item each, perhaps an empty one; the last has the new token."""
-        blocks = self.blocks(num_rows)
-        size = blocks.cluster
-        rows, numbers = np.repeat(np.arange(num_rows), size), np.tile(np.arange(size), num_rows)
-        begins, ends = (num_cuts[rows] * part // size * blocks.cut for part in (numbers, numbers + 1))
-        parts = np.full(len(rows), size)
-        columns = (rows, begins, np.minimum(ends, lengths[rows]), lengths[rows], first_tables[rows], numbers, parts)
-        plan[:2] = len(rows), 1
-        self._put(plan, num_rows, columns, np.arange(len(rows)))
-
-    def _put(
-        self,
-        plan: "np.ndarray[Any, np.dtype[np.int32]]",
-        num_rows: int,
-        columns: "Sequence[np.ndarray[Any, Any]]",
-        first_items: "np.ndarray[Any, Any]",
-    ) -> None:
-        """Writes all items, by column, and each block's first."""
-        total = len(columns[0])
         items = plan[HEAD_SIZE : HEAD_SIZE + total * ITEM_SIZE].reshape(total, ITEM_SIZE)
         for place, column in enumerate(columns):
             items[:, place] = column
-        firsts = plan[self._first_items(num_rows) :]
-        firsts[: len(first_items)] = first_items
-        firsts[len(first_items)] = total
+        first_items = plan[self._first_items(num_rows) :]
+        first_items[: len(block_starts)] = starts.searchsorted(block_starts)
+        first_items[len(block_starts)] = total
+        plan[positions] = lengths - 1
+        plan[positions.stop :] = tables
+        return plan
 
     def _first_items(self, num_rows: int) -> int:
         return HEAD_SIZE + ITEM_SIZE * self.max_items(num_rows)

@@ -3,8 +3,7 @@
 //
 // A block computes one key head with its GROUP query heads, for several items in turn. An item is a range of one
 // sequence's tokens. The warps of a block share the item, one tile of 16 tokens at a time. The last block of a
-// sequence to finish adds up the parts of all its items. If the plan gives each sequence a cluster, whose blocks have an
-// item each, they exchange the parts through shared memory instead, and each block adds up those of some query heads.
+// sequence to finish adds up the parts of all its items.
 //
 // Scores are mma.m16n8k16 with tokens as the 16 rows and queries as the 8 columns (GROUP of them real). Outputs are
 // mma with dimensions as the rows. Between them, the weights (8 tokens by 8 heads) are transposed in registers.
@@ -26,7 +25,6 @@
 //   FP8          1: pages hold e4m3; 0: bfloat16
 //   WARPS        warps per block
 //   BLOCKS       blocks per multiprocessor
-//   CLUSTER      blocks of a cluster; 1: no clusters
 
 #define HALF (HEAD_DIM / 2)
 #define LANE_DIMS (HALF / 32)
@@ -40,12 +38,6 @@
 #define AT_ONCE 8
 
 #include "bfloat16.cuh"
-
-#if CLUSTER > 1
-#define CLUSTER_DIMS __cluster_dims__(1, CLUSTER, 1)
-#else
-#define CLUSTER_DIMS
-#endif
 
 #if FP8
 typedef unsigned char Stored;
@@ -217,35 +209,12 @@ __device__ __forceinline__ void put_out(unsigned short* target, float4 value, fl
                    pack(value.z / total * value_scale, value.w / total * value_scale));
 }
 
-// A running sum of parts.
-struct Total {
-    float top = NEGATIVE, sum = 0.0f;
-    float4 value = {};
-
-    // Args: scales: largest scores and sums of weights.
-    template <int NUM>
-    __device__ __forceinline__ void add_parts(const float2 (&scales)[NUM], const float4 (&values)[NUM]) {
-        float highest = top;
-#pragma unroll
-        for (int p = 0; p < NUM; p++) highest = fmaxf(highest, scales[p].x);
-        const float keep = exp2(top - highest);
-        sum *= keep;
-        value = add(float4{}, value, keep);
-        top = highest;
-#pragma unroll
-        for (int p = 0; p < NUM; p++) {
-            const float share = exp2(scales[p].x - top);
-            sum += scales[p].y * share;
-            value = add(value, values[p], share);
-        }
-    }
-};
-
 // One block adds up the parts of a row's key head. Args: first_item: the row's first.
 __device__ __forceinline__ void add_up(const float* parts, const float* part_scales, long long first_item, int num_parts,
                                        int kv_head, float value_scale, unsigned short* target) {
     for (int i = threadIdx.x; i < GROUP * HEAD_QUADS; i += WARPS * 32) {
-        Total total;
+        float top = NEGATIVE, total = 0.0f;
+        float4 value = {};
         for (int first = 0; first < num_parts; first += AT_ONCE) {
             float2 scales[AT_ONCE];
             float4 values[AT_ONCE];
@@ -257,30 +226,23 @@ __device__ __forceinline__ void add_up(const float* parts, const float* part_sca
                 values[p] = exists ? __ldcg(reinterpret_cast<const float4*>(parts) + head * HEAD_QUADS + i % HEAD_QUADS)
                                    : float4{};
             }
-            total.add_parts(scales, values);
+            float highest = top;
+#pragma unroll
+            for (int p = 0; p < AT_ONCE; p++) highest = fmaxf(highest, scales[p].x);
+            const float keep = exp2(top - highest);
+            total *= keep;
+            value = add(float4{}, value, keep);
+            top = highest;
+#pragma unroll
+            for (int p = 0; p < AT_ONCE; p++) {
+                const float share = exp2(scales[p].x - top);
+                total += scales[p].y * share;
+                value = add(value, values[p], share);
+            }
         }
-        put_out(target + i * 4, total.value, total.sum, value_scale);
+        put_out(target + i * 4, value, total, value_scale);
     }
 }
-
-#if CLUSTER > 1
-// Writes four numbers, or two, to the same place in the shared memory of a block of the cluster.
-__device__ __forceinline__ unsigned int place_in_block(const void* own, int block) {
-    unsigned int place;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"((unsigned int)__cvta_generic_to_shared(own)), "r"(block));
-    return place;
-}
-
-__device__ __forceinline__ void put_in_block(const float4* own, int block, float4 x) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place_in_block(own, block)), "f"(x.x), "f"(x.y),
-                 "f"(x.z), "f"(x.w)
-                 : "memory");
-}
-
-__device__ __forceinline__ void put_in_block(const float2* own, int block, float2 x) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(place_in_block(own, block)), "f"(x.x), "f"(x.y) : "memory");
-}
-#endif
 
 struct Item {
     int row, begin, end;
@@ -289,7 +251,7 @@ struct Item {
     int number, parts;  // index among the row's items, and their number
 };
 
-extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
     const unsigned short* qkv,                       // (num_rows, (GROUP + 2) * NUM_KV, HEAD_DIM)
     Stored* pool,                                    // (num_pages, num_layers, 2, PAGE_SIZE, NUM_KV, HEAD_DIM)
     const int* __restrict__ plan,                    // see DecodePlan
@@ -310,22 +272,15 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
     __shared__ float warp_max[WARPS][8], warp_sum[WARPS][8];
     __shared__ __align__(16) float warp_out[WARPS][GROUP][HEAD_DIM];
     __shared__ bool is_last;
-#if CLUSTER > 1
-    // Parts of every CLUSTER-th query head, by block.
-    constexpr int OWN_HEADS = (GROUP + CLUSTER - 1) / CLUSTER;
-    __shared__ float4 cluster_parts[OWN_HEADS][CLUSTER][HEAD_QUADS];
-    __shared__ float2 cluster_scales[OWN_HEADS][CLUSTER];
-#endif
 
     // Heads of an item run side by side, because their keys and values are adjacent in memory.
     const int block = blockIdx.y, kv_head = blockIdx.x;
     const int* first_items = plan + 4 + max_items * ITEM_SIZE;
     // Read together: one latency.
-    const int num_blocks = plan[0], is_clustered = CLUSTER > 1 ? plan[1] : 0;
+    const int num_blocks = plan[0];
     int index = first_items[block];
     const int end_index = first_items[block + 1];
     if (block >= num_blocks) return;
-    if (is_clustered) asm volatile("barrier.cluster.arrive.relaxed;");
     const int* tables = first_items + (gridDim.y + 4) / 4 * 4 + num_rows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, part = lane % 4;
     const int half_page = PAGE_SIZE * NUM_KV * HEAD_DIM;
@@ -562,10 +517,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
         }
         __syncthreads();
 
-#if CLUSTER > 1
-        // All blocks of the cluster run.
-        if (is_clustered) asm volatile("barrier.cluster.wait;");
-#endif
         const long long first_head = (long long)done_index * NUM_KV + kv_head;
         unsigned short* target = out + ((long long)done.row * NUM_KV + kv_head) * GROUP * HEAD_DIM;
         for (int i = threadIdx.x; i < GROUP * HEAD_QUADS; i += WARPS * 32) {
@@ -580,14 +531,6 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
                 total += warp_sum[w][g] * share;
                 value = add(value, reinterpret_cast<const float4*>(warp_out[w][g])[quad], share);
             }
-#if CLUSTER > 1
-            if (is_clustered) {
-                const int own = g / CLUSTER, owner = g % CLUSTER;
-                put_in_block(&cluster_parts[own][done.number][quad], owner, value);
-                if (quad == 0) put_in_block(&cluster_scales[own][done.number], owner, make_float2(top, total));
-                continue;
-            }
-#endif
             if (done.parts == 1) {
                 put_out(target + i * 4, value, total, value_scale);
             } else {
@@ -595,31 +538,11 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32, BLOCKS) pa
                 if (quad == 0) reinterpret_cast<float2*>(part_scales)[first_head * GROUP + g] = make_float2(top, total);
             }
         }
-#if CLUSTER > 1
-        if (is_clustered) {
-            asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-            for (int i = threadIdx.x; i < OWN_HEADS * HEAD_QUADS; i += WARPS * 32) {
-                const int own = i / HEAD_QUADS, quad = i % HEAD_QUADS, g = own * CLUSTER + done.number;
-                if (g >= GROUP) continue;
-                float2 scales[CLUSTER];
-                float4 values[CLUSTER];
-#pragma unroll
-                for (int p = 0; p < CLUSTER; p++) {
-                    scales[p] = cluster_scales[own][p];
-                    values[p] = cluster_parts[own][p][quad];
-                }
-                Total whole;
-                whole.add_parts(scales, values);
-                put_out(target + (g * HEAD_QUADS + quad) * 4, whole.value, whole.sum, value_scale);
-            }
-            return;
-        }
-#endif
         if (done.parts > 1) {
             __syncthreads();
             if (threadIdx.x == 0) {
                 unsigned int* arrived = arrivals + done.row * NUM_KV + kv_head;
-                // With the barriers, one thread orders the accesses of its block.
+                // With the barriers, one thread orders the accesses of its block. Nobody waits for the zero.
                 unsigned int before;
                 asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
                 is_last = before == done.parts - 1;

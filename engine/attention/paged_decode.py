@@ -9,14 +9,12 @@ from tandem.engine.attention.decode_plan import DecodeBlocks, DecodePlan
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
-from tandem.engine.layers.cuda_kernel import CudaKernel, compile_kernel, compile_options, has_dependent_launch
-from tandem.engine.layers.kernel_compilers import Kernel, KernelCompilers
+from tandem.engine.layers.cuda_kernel import CudaKernel
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, aligned
 
-SOURCE = "paged_decode"
 HEAD_DIMS = (64, 128)
 MAX_GROUP = 8
 # Scores are in units of log 2, for the hardware exponential.
@@ -40,8 +38,7 @@ class PagedDecode:
         self._scales = kv_scales or KvScales.ones(layout.num_layers)
         self.device = pool.device
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-        has_clusters = has_dependent_launch(self.device)
-        self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages, has_clusters=has_clusters)
+        self.plans = DecodePlan(layout, num_sms, dummy_page=pool.num_pages)
         self._num_q_heads = num_q_heads
         self._layer_stride = 2 * layout.page_size * layout.num_kv_heads * layout.head_dim
         max_items = max(self.plans.max_items(size) for size in range(1, max_batch_size + 1))
@@ -51,8 +48,6 @@ class PagedDecode:
         self._part_scales = torch.empty(max_items * num_q_heads * 2, device=self.device)
         self._arrivals = torch.zeros(max_batch_size * layout.num_kv_heads, dtype=torch.int32, device=self.device)
         self._kernels: dict[tuple[bool, DecodeBlocks], CudaKernel] = {}
-        self._compilers = KernelCompilers(compile_kernel)
-        self._all_blocks = self.plans.all_blocks(max_batch_size)
 
     def plan(self, sequences: Sequence[TokenSequence], num_rows: int) -> Packed:
         return Packed(self.plans.build(sequences, num_rows))
@@ -100,31 +95,21 @@ class PagedDecode:
         return out
 
     def _kernel(self, has_norm: bool, blocks: DecodeBlocks) -> CudaKernel:
-        """The first call begins to compile the kernels of all batch sizes."""
         key = has_norm, blocks
         if key not in self._kernels:
-            self._compilers.begin(self._compiled(has_norm, b) for b in (blocks, *self._all_blocks))
-            self._compilers.wait_for(self._compiled(*key))
-            self._kernels[key] = CudaKernel(__package__, SOURCE, self._macros(*key), self.device)
+            layout = self._layout
+            macros = {
+                "HEAD_DIM": layout.head_dim,
+                "GROUP": self._num_q_heads // layout.num_kv_heads,
+                "NUM_KV": layout.num_kv_heads,
+                "PAGE_SIZE": layout.page_size,
+                "NORM": int(has_norm),
+                "FP8": int(layout.quantized_to == "float8_e4m3fn"),
+                "WARPS": blocks.num_warps,
+                "BLOCKS": blocks.num_per_sm,
+            }
+            self._kernels[key] = CudaKernel(__package__, "paged_decode", macros, self.device)
         return self._kernels[key]
-
-    def _compiled(self, has_norm: bool, blocks: DecodeBlocks) -> Kernel:
-        options = compile_options(self._macros(has_norm, blocks), torch.cuda.get_device_capability(self.device))
-        return __package__, SOURCE, options
-
-    def _macros(self, has_norm: bool, blocks: DecodeBlocks) -> dict[str, int]:
-        layout = self._layout
-        return {
-            "HEAD_DIM": layout.head_dim,
-            "GROUP": self._num_q_heads // layout.num_kv_heads,
-            "NUM_KV": layout.num_kv_heads,
-            "PAGE_SIZE": layout.page_size,
-            "NORM": int(has_norm),
-            "FP8": int(layout.quantized_to == "float8_e4m3fn"),
-            "WARPS": blocks.num_warps,
-            "BLOCKS": blocks.num_per_sm,
-            "CLUSTER": blocks.cluster,
-        }
 
 
 class PlannedPagedDecode(PlannedAttention):

@@ -2,7 +2,6 @@
 
 import torch
 
-from tandem.engine.layers.experts.expert_products import ExpertProducts
 from tandem.engine.layers.fp8_linear import LIBRARY_BLOCKS_MULTIPLE, Fp8Linear, library_has_blocks
 from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.layers.product_tiles import Tile
@@ -12,10 +11,6 @@ from tandem.engine.layers.products import Products
 MAX_OWN_TOKENS = 64
 MAX_OWN_TOKENS_NARROW = 256
 NARROW_OUTPUTS_PER_SM = 64
-# From this many tokens on, the kernel of experts is faster with a scale per output, on GPUs of this compute capability.
-MIN_MANY_TOKENS = 2048
-MANY_CAPABILITY = (9, 0)
-MANY_OUTPUT_MULTIPLE, MANY_INPUT_MULTIPLE = 32, 16
 # Up to this many tokens, reading weights takes longer than exact accumulation.
 MAX_EXACT_TOKENS = 64
 
@@ -25,20 +20,12 @@ class Fp8Products:
         assert torch.version.cuda is not None
         self._library_has_blocks = library_has_blocks(torch.cuda.get_device_capability(device), torch.version.cuda)
         self._own = products
-        has_many = torch.cuda.get_device_capability(device) == MANY_CAPABILITY
-        self._many = ExpertProducts(device) if has_many else None
 
     def multiply(self, x: Quantized, linear: Fp8Linear, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Returns (num_tokens, out_size) bfloat16; adds to `residual` in place if given."""
         tile = self._tile(x.num_tokens, linear)
         if tile is not None:
             return self._own.multiply(x, linear, tile, residual)
-        if self._many is not None and _has_many(x.num_tokens, linear):
-            out = residual
-            if out is None:
-                out = torch.empty(x.num_tokens, len(linear.weight), dtype=torch.bfloat16, device=x.numbers.device)
-            self._many.multiply(x, linear, out, adds=residual is not None)
-            return out
         product = multiply_by_library(x, linear)
         return product if residual is None else residual.add_(product)
 
@@ -49,12 +36,6 @@ class Fp8Products:
             if num_tokens > (MAX_OWN_TOKENS_NARROW if is_narrow else MAX_OWN_TOKENS):
                 return None
         return self._own.tile(num_tokens, linear)
-
-
-def _has_many(num_tokens: int, linear: Fp8Linear) -> bool:
-    out_size, in_size = linear.weight.shape
-    is_divisible = out_size % MANY_OUTPUT_MULTIPLE == 0 and in_size % MANY_INPUT_MULTIPLE == 0
-    return num_tokens >= MIN_MANY_TOKENS and not linear.is_block and linear.bias is None and is_divisible
 
 
 def multiply_by_library(x: Quantized, linear: Fp8Linear) -> torch.Tensor:

@@ -6,8 +6,6 @@
 // Macros for NVRTC:
 //   KIND         0: bfloat16; FP8: 1 scales per row, 2 scales per 128x128 block of weights and 128 numbers of a row
 //   GATED        1: rows of `a` are gathered by token, and outputs are silu(gate) * up
-//   DENSE        1: one matrix multiplies all rows of `a`, without `order` and `tiles`
-//   ADD          1: outputs are added to those of OUT 0
 //   OUT          0: bfloat16 outputs; 1: FP8 with a scale per 128 outputs; 2: FP8 with a given scale
 //   STAGES
 //   CLUSTER      blocks of a cluster, 1 or 2. The two take neighboring row tiles. If both are of one expert, each fetches half
@@ -129,22 +127,17 @@ template <int N> __device__ __forceinline__ void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-__device__ int4 tile_at(const int4* tiles, int number, int num_rows) {
-    if (DENSE) return make_int4(0, number * ROWS, min((number + 1) * ROWS, num_rows), 0);
-    return tiles[1 + number];
-}
-
 // Args: index: of the cluster's work; rank: of the block in the cluster.
-__device__ Work work_of(const int4* tiles, int num_rows, int num_row_tiles, int num_output_tiles, int index, int rank) {
+__device__ Work work_of(const int4* tiles, int num_row_tiles, int num_output_tiles, int index, int rank) {
     const int num_together = (num_row_tiles + CLUSTER - 1) / CLUSTER, group_size = GROUP * num_output_tiles;
     index = min(index, num_together * num_output_tiles - 1);
     const int first = index / group_size * GROUP, of_group = index % group_size;
     const int width = min(num_together - first, GROUP);
     const int begin = (first + of_group % width) * CLUSTER;
-    const int4 tile = tile_at(tiles, min(begin + rank, num_row_tiles - 1), num_rows);
+    const int4 tile = tiles[1 + min(begin + rank, num_row_tiles - 1)];
     Work work = {tile.x, tile.y, tile.z, of_group / width * OUTPUTS, false};
     if (CLUSTER > 1) {
-        work.is_shared = tile.x == tile_at(tiles, min(begin + 1 - rank, num_row_tiles - 1), num_rows).x;
+        work.is_shared = tile.x == tiles[1 + min(begin + 1 - rank, num_row_tiles - 1)].x;
         // Without a tile, the last block only fetches.
         if (begin + rank >= num_row_tiles) work.end = work.first;
     }
@@ -173,9 +166,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     const int4* tiles,                          // number of tiles; then expert, first place, end of each
     const float* a_scales,                      // KIND 1: num_a_scales apart; 2: (in_size / 128, num_a_scales)
     const float* b_scales,                      // KIND 1: (experts, GATED ? 2 * out_size : out_size); 2: of blocks
-    u8* out,                                    // (num_rows, out_size)
-    float* out_scales,                          // OUT 1: (out_size / 128, num_rows); 2: (1,)
-    int k, int out_size, int in_size, int num_a_scales, int num_rows) {
+    u8* out,                                    // (num_places, out_size)
+    float* out_scales,                          // OUT 1: (out_size / 128, num_out_scales); 2: (1,)
+    int k, int out_size, int in_size, int num_a_scales, int num_out_scales) {
     extern __shared__ u8 memory[];
     __shared__ u64 barriers[2 * STAGES];
     const u32 stages = shared_address(memory) + 1023 & ~1023;
@@ -194,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
 #endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    const int num_row_tiles = DENSE ? (num_rows + ROWS - 1) / ROWS : tiles[0].x, num_output_tiles = (out_size + OUTPUTS - 1) / OUTPUTS;
+    const int num_row_tiles = tiles[0].x, num_output_tiles = (out_size + OUTPUTS - 1) / OUTPUTS;
     const int num_works = (num_row_tiles + CLUSTER - 1) / CLUSTER * num_output_tiles, num_steps = (in_size + DEPTH - 1) / DEPTH;
     if (num_works == 0) return;
     const int lane = threadIdx.x % 32;
@@ -205,10 +198,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (!GATED && threadIdx.x != 0) return;
-        Work next = work_of(tiles, num_rows, num_row_tiles, num_output_tiles, index, rank);
+        Work next = work_of(tiles, num_row_tiles, num_output_tiles, index, rank);
         for (; index < num_works; index += num_clusters) {
             const Work work = next;
-            next = work_of(tiles, num_rows, num_row_tiles, num_output_tiles, index + num_clusters, rank);
+            next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
             // A thread fetches 16 bytes of every 16th row; a warp's instruction has 4 rows.
             const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
             const u8* from[8];
@@ -266,10 +259,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = threadIdx.x / 128 - 1;
     const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    Work next = work_of(tiles, num_rows, num_row_tiles, num_output_tiles, index, rank);
+    Work next = work_of(tiles, num_row_tiles, num_output_tiles, index, rank);
     for (; index < num_works; index += num_clusters) {
         const Work work = next;
-        if (KIND == 0) next = work_of(tiles, num_rows, num_row_tiles, num_output_tiles, index + num_clusters, rank);
+        if (KIND == 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
         const bool is_used = work.first + group * 64 < work.end;
         const int places[2] = {work.first + row, work.first + row + 8};
         float sums[128];
@@ -345,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         if (lane < CLUSTER) arrive_at(empty + 8 * last, lane);
 #endif
         // There are too few registers to have it earlier.
-        if (KIND != 0) next = work_of(tiles, num_rows, num_row_tiles, num_output_tiles, index + num_clusters, rank);
+        if (KIND != 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
         if (!is_used) continue;
 #if KIND == 1
         const float* scales = b_scales + (u64)work.expert * out_size * (GATED ? 2 : 1);
@@ -368,22 +361,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
             const int place = places[half];
             u8* to = out + (u64)place * out_size * (OUT == 0 ? 2 : 1);
 #if OUT == 0
-#if ADD
-            // Together, because each read waits for memory.
-            uint4 residual[OUTPUTS / 32];
-#pragma unroll
-            for (int j = 0; j < OUTPUTS / 8; j += 4) {
-                const int column = work.output + column_of(j, lane);
-                const bool exists = place < work.end && column < out_size;
-                residual[j / 4] = exists ? *(const uint4*)(to + column * 2) : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int j = 0; j < OUTPUTS / 8; j++) {
-                const u32 pair = (&residual[j / 4].x)[j % 4];
-                sums[4 * j + 2 * half] += __uint_as_float(pair << 16);
-                sums[4 * j + 2 * half + 1] += __uint_as_float(pair & 0xffff0000u);
-            }
-#endif
 #pragma unroll
             for (int j = 0; j < OUTPUTS / 8; j += 4) {
                 u32 v[4];
@@ -403,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
                 amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
                 scale = amax / FP8_MAX;
-                float* to_scale = out_scales + (u64)(work.output / 128) * num_rows + place;
+                float* to_scale = out_scales + (u64)(work.output / 128) * num_out_scales + place;
                 if (lane % 4 == 0 && place < work.end) *to_scale = scale;
             } else {
                 scale = *out_scales;

@@ -9,7 +9,6 @@ from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, tensor_map
 from tandem.engine.layers.experts.linear import KINDS, ExpertLinear, Kind
 from tandem.engine.layers.experts.permutation import Permutation
 from tandem.engine.layers.fp8 import FP8_DTYPE
-from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.models.quantization import BLOCK
 
@@ -34,7 +33,7 @@ class ExpertProducts:
         properties: Any = torch.cuda.get_device_properties(device)
         self._device = device
         self._num_blocks = properties.multi_processor_count // CLUSTER * CLUSTER
-        self._kernels: dict[tuple[Kind, bool, int, bool, bool], CudaKernel] = {}
+        self._kernels: dict[tuple[Kind, bool, int], CudaKernel] = {}
 
     def gate_up(
         self, x: torch.Tensor | Quantized, linear: ExpertLinear, down: ExpertLinear, permutation: Permutation
@@ -80,51 +79,24 @@ class ExpertProducts:
         out_kind: int,
         k: int = 0,
     ) -> None:
-        self._multiply(x, linear.weight, linear.scale, linear.kind, permutation, out, out_scales, out_kind, k)
-
-    def multiply(self, x: Quantized, linear: Fp8Linear, out: torch.Tensor, *, adds: bool) -> None:
-        """Writes the product of one matrix with a scale per output, without its bias.
-
-        Args:
-            x: (num_tokens, in_size).
-            out: (num_tokens, out_size) bfloat16, out_size a multiple of 32.
-            adds: to the numbers in `out`.
-        """
-        assert not linear.is_block and out.is_contiguous()
-        self._multiply(x, linear.weight, linear.scale, "channel", None, out, None, OUT_PLAIN, adds=adds)
-
-    def _multiply(
-        self,
-        x: torch.Tensor | Quantized,
-        weight: torch.Tensor,
-        weight_scale: torch.Tensor | None,
-        kind: Kind,
-        permutation: Permutation | None,
-        out: torch.Tensor,
-        out_scales: torch.Tensor | None,
-        out_kind: int,
-        k: int = 0,
-        *,
-        adds: bool = False,
-    ) -> None:
-        """Args: permutation: None: one matrix multiplies all rows; k: gathers the rows of x by token if not 0."""
+        """Args: k: gathers the rows of x by token if not 0."""
         numbers, scales = (x.numbers, x.scales) if isinstance(x, Quantized) else (x, None)
         num_scales = 0
         if scales is not None:
-            num_scales = scales.stride(1) if kind == "block" else scales.stride(0) if len(scales) > 1 else 0
+            num_scales = scales.stride(1) if linear.is_block else scales.stride(0) if len(scales) > 1 else 0
         depth = SWIZZLE // numbers.element_size()
-        groups = weight.view(-1, *ROW_GROUP, numbers.shape[1]).transpose(1, 2)
-        kernel = self._kernel(kind, k > 0, out_kind, permutation is None, adds)
+        groups = linear.weight.view(-1, *ROW_GROUP, numbers.shape[1]).transpose(1, 2)
+        kernel = self._kernel(linear.kind, k > 0, out_kind)
         kernel.launch(
             (self._num_blocks, 1),
             NUM_THREADS,
             tensor_map(numbers, (TILE_ROWS, depth)),
             tensor_map(groups, (BOX_GROUPS, *ROW_GROUP, depth)),
             numbers,
-            None if permutation is None else permutation.order,
-            None if permutation is None else permutation.tiles,
+            permutation.order,
+            permutation.tiles,
             scales,
-            weight_scale,
+            linear.scale,
             out,
             out_scales,
             k,
@@ -134,8 +106,8 @@ class ExpertProducts:
             len(out),
         )
 
-    def _kernel(self, kind: Kind, is_gated: bool, out_kind: int, is_dense: bool, adds: bool) -> CudaKernel:
-        key = kind, is_gated, out_kind, is_dense, adds
+    def _kernel(self, kind: Kind, is_gated: bool, out_kind: int) -> CudaKernel:
+        key = kind, is_gated, out_kind
         if key not in self._kernels:
             num_stages = NUM_STAGES if kind == "plain" else NUM_FP8_STAGES
             lead = 0 if kind == "block" else num_stages - 1
@@ -146,8 +118,6 @@ class ExpertProducts:
                 "STAGES": num_stages,
                 "CLUSTER": CLUSTER,
                 "LEAD": lead,
-                "DENSE": int(is_dense),
-                "ADD": int(adds),
             }
             shared_bytes = num_stages * (TILE_ROWS + TILE_COLUMNS) * SWIZZLE + ALIGNMENT
             self._kernels[key] = CudaKernel(

@@ -98,23 +98,6 @@ def test_many_sequences_of_many_lengths(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(32, 4), (6, 2), (1, 1)])
-@pytest.mark.parametrize("lengths", [[1], [3071], [1024, 2046], [5, 90, 128, 1030], [1151] * 8, [7, 500] * 8], ids=str)
-def test_clusters_of_few_rows(lengths: list[int], num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    from tandem.engine.kvcache.cuda_pool import CudaKvPool
-
-    num_pages = sum((n + 3) // 16 + 1 for n in lengths)
-    pool = CudaKvPool(KvHeadLayout(1, 16, num_kv_heads, head_dim, "bfloat16"), num_pages, torch.device("cuda", 0))
-    oracle = AttentionOracle(pool, num_q_heads, functools.partial(GraphedDecode, batch_size=len(lengths)))
-    sequences = [oracle.add(length + 3) for length in lengths]
-    for sequence, length in zip(sequences, lengths, strict=True):
-        oracle.step("prefill", {sequence: length}, max_error=MAX_ERROR)
-    # The longest outgrow their clusters.
-    for _ in range(3):
-        oracle.step("decode", dict.fromkeys(sequences, 1), max_error=MAX_ERROR)
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
 def test_norm_and_rotation_match_the_prefill_kernel(head_dim: int) -> None:
     from tandem.engine.attention.norm_rotate_write import norm_rotate_write
     from tandem.engine.attention.paged_decode import PagedDecode

@@ -117,29 +117,6 @@ def test_both_kernels_at_every_size(
         assert error(multiply_by_library(x, linear), expected) < MAX_ERROR
 
 
-@pytest.mark.parametrize("num_tokens", [2048, 2049, 2305])
-@pytest.mark.parametrize(("num_in", "num_out"), [(4096, 2048), (2048, 5120), (896, 4864), (1040, 96)])
-@pytest.mark.parametrize("inputs", ["token", "static"])
-@pytest.mark.parametrize("adds", [True, False])
-def test_thousands_of_tokens(num_tokens: int, num_in: int, num_out: int, inputs: Any, adds: bool) -> None:
-    from tandem.engine.layers.fp8_products import Fp8Products, _has_many
-    from tandem.engine.layers.fp8_quantize import quantize
-    from tandem.engine.layers.products import Products
-
-    torch.manual_seed(0)
-    device = torch.device("cuda", 0)
-    linear = make_linear("channel", inputs, num_out, num_in)
-    x = quantize(torch.randn(num_tokens, num_in, device="cuda").bfloat16(), linear)
-    residual = torch.randn(num_tokens, num_out, device="cuda").bfloat16() if adds else None
-    expected = F.linear(x.numbers.float() * x.scales, dequantize(linear.weight, linear.scale))
-    if residual is not None:
-        expected += residual
-    assert _has_many(num_tokens, linear)
-    actual = Fp8Products(device, Products(device)).multiply(x, linear, residual)
-    assert error(actual, expected.double()) < MAX_ERROR
-    assert error(actual[-1:], expected[-1:].double()) < 2 * MAX_ERROR
-
-
 @pytest.mark.parametrize("num_tokens", [1, 16, 17, 64, 300])
 @pytest.mark.parametrize(("weights", "inputs"), KINDS)
 def test_the_smallest_numbers_count(num_tokens: int, weights: str, inputs: Any) -> None:

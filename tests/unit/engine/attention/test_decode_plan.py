@@ -113,32 +113,3 @@ def test_few_equal_rows_have_equal_items_in_blocks_of_their_own(num_rows: int, n
     # The cut at the end of a row may be shorter.
     lengths = [-(-int(end - begin) // TILE) for _, begin, end, *_ in items]
     assert max(lengths) - min(lengths) <= 1
-
-
-@pytest.mark.parametrize(
-    ("lengths", "cluster"),
-    [
-        ([1], 8),
-        ([3072, 30], 8),
-        ([3073, 30], 1),
-        ([1152] * 8, 4),
-        ([9_000] * 8, 4),
-        ([9_000, *[9] * 7], 1),
-        ([9] * 16, 2),
-    ],
-    ids=str,
-)
-def test_rows_of_similar_length_have_clusters(lengths: list[int], cluster: int) -> None:
-    plans, num_rows = plan_of(8), len(lengths)
-    plan = plans.build([sequence_of(n, 16, 0) for n in lengths], num_rows)
-    assert bool(plan[1]) == (cluster > 1)
-    # Clusters are whole.
-    assert plans.max_blocks(num_rows) % plans.blocks(num_rows).cluster == 0
-    if cluster == 1:
-        return
-    assert plans.blocks(num_rows).cluster == cluster and plan[0] == num_rows * cluster
-    assert items_of_blocks(plans, plan, num_rows) == list(range(num_rows * cluster + 1))
-    items = plan[HEAD_SIZE : HEAD_SIZE + num_rows * cluster * ITEM_SIZE].reshape(-1, ITEM_SIZE)
-    # Only the last item has the newest token, though others may be empty.
-    for _, begin, end, length, _, number, parts, _ in items.tolist():
-        assert parts == cluster and begin <= end and (end == length) == (number == cluster - 1)
