@@ -35,7 +35,8 @@
 #define TILE 16
 #define ITEM_SIZE 8
 #define NEGATIVE -1e30f
-#define AT_ONCE 8
+// Parts that a thread reads together, in the registers that the kernel has anyway.
+#define AT_ONCE (BLOCKS == 1 ? 10 : 8)
 
 #include "bfloat16.cuh"
 
