@@ -1,6 +1,7 @@
 """The decoder of all supported families; the configuration has their differences."""
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -63,6 +64,8 @@ class DecoderModel(Model):
             DecoderLayer(Linears(config, index, dtype, device, ranks), self._counts_of(index))
             for index in range(config.num_layers)
         ]
+        for layer, following in itertools.pairwise(self._layers):
+            layer.fetch_ahead(following)
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([len(self._vocabulary)], config.hidden_size, False, dtype, device)
@@ -255,6 +258,12 @@ class DecoderLayer:
     @property
     def kind(self) -> tuple[type, ...]:
         return *self.attention.kind, *self.mlp.kind
+
+    def fetch_ahead(self, following: "DecoderLayer") -> None:
+        """Lets memory read for the next layer while it would be idle. Kernels of dense MLPs displace what is cached."""
+        first = following.attention.first
+        if first is not None and isinstance(self.mlp, SparseMlp):
+            self.attention.fetch_ahead(first)
 
     def loaded(self) -> None:
         self.attention.loaded()

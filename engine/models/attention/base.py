@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import torch
 
 from tandem.engine.attention.base import Attention
+from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import Rotation
@@ -31,6 +32,14 @@ class SelfAttention(ABC):
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         """Returns x + the output projection of any rows of attended, (num_rows, hidden_size). Args: x: may be
         overwritten."""
+
+    @property
+    def first(self) -> LinearBase | None:
+        """The only matrix that multiplies the layer's input; None if there are several."""
+        return None
+
+    def fetch_ahead(self, linear: LinearBase) -> None:
+        """Lets `project` fetch a matrix for the next layer, see LinearBase.ahead."""
 
     @abstractmethod
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:

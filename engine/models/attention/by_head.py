@@ -3,6 +3,7 @@ from collections.abc import Iterator
 import torch
 
 from tandem.engine.attention.base import Attention, HeadAttention
+from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm, QkNorm, WholeNorm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import Rotation
@@ -51,6 +52,13 @@ class SelfAttentionByHead(SelfAttention):
 
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         return ops.linear_add(attended, self._o, x)
+
+    @property
+    def first(self) -> LinearBase:
+        return self._qkv
+
+    def fetch_ahead(self, linear: LinearBase) -> None:
+        self._o.ahead = linear
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._qkv.named_parameters(*_QKV)
