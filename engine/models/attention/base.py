@@ -11,7 +11,15 @@ from tandem.engine.layers.rotary import Rotation
 
 
 class SelfAttention(ABC):
-    """The part of a layer before its MLP: projections around the attention over pages."""
+    """The part of a layer before its MLP: projections around the attention over pages.
+
+    Attributes:
+        first: the only matrix of the layer's input; None if there are several.
+        last: the matrix of `project`; None if `first` is.
+    """
+
+    first: LinearBase | None = None
+    last: LinearBase | None = None
 
     @abstractmethod
     def attend(
@@ -32,14 +40,6 @@ class SelfAttention(ABC):
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         """Returns x + the output projection of any rows of attended, (num_rows, hidden_size). Args: x: may be
         overwritten."""
-
-    @property
-    def first(self) -> LinearBase | None:
-        """The only matrix that multiplies the layer's input; None if there are several."""
-        return None
-
-    def fetch_ahead(self, linear: LinearBase) -> None:
-        """Lets `project` fetch a matrix for the next layer, see LinearBase.ahead."""
 
     @abstractmethod
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:

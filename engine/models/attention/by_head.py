@@ -3,7 +3,6 @@ from collections.abc import Iterator
 import torch
 
 from tandem.engine.attention.base import Attention, HeadAttention
-from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm, QkNorm, WholeNorm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import Rotation
@@ -36,7 +35,8 @@ class SelfAttentionByHead(SelfAttention):
                 shape = linears.cut(f"self_attn.{name}.weight", (size,), (held,))
                 weight = torch.empty(shape, dtype=dtype, device=device)
                 self._whole_norms.append(WholeNorm(Norm(weight, eps), size, num_copies))
-        self._o = linears.make(_O, [hidden], q_rows, config.o_bias, columns=held_q)
+        self.first = self._qkv
+        self.last = self._o = linears.make(_O, [hidden], q_rows, config.o_bias, columns=held_q)
 
     def attend(
         self, x: torch.Tensor, norm: Norm, rotation: Rotation, attention: Attention, layer: int, ops: LayerOps
@@ -52,13 +52,6 @@ class SelfAttentionByHead(SelfAttention):
 
     def project(self, attended: torch.Tensor, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
         return ops.linear_add(attended, self._o, x)
-
-    @property
-    def first(self) -> LinearBase:
-        return self._qkv
-
-    def fetch_ahead(self, linear: LinearBase) -> None:
-        self._o.ahead = linear
 
     def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._qkv.named_parameters(*_QKV)
