@@ -265,7 +265,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         parity ^= stage / STAGES & 1;
         stage %= STAGES;
     };
+    // Groups multiply in turn: a group that waited for steps behind the next of a stage would mistake one for the other.
+    auto wait_for_turn = [&] { asm volatile("bar.sync %0, 256;" :: "r"(1 + group) : "memory"); };
+    auto end_turn = [&](int other) { asm volatile("bar.arrive %0, 256;" :: "r"(1 + other) : "memory"); };
     if (APART && group == 1) {
+        if (index < num_works) end_turn(0);
         index += num_clusters;
         skip(num_steps);
     }
@@ -343,6 +347,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         }
 #else
         int last = 0;
+        if (APART) wait_for_turn();
         for (int step = 0; step < num_steps; step++) {
             wait(full + 8 * stage, parity);
             const u32 from = stages + stage * STAGE_BYTES;
@@ -369,6 +374,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
             last = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+        if (APART && index + num_clusters < num_works) end_turn(1 - group);
         await_products<0>();
         if (lane < CLUSTER) arrive_at(empty + 8 * last, lane);
 #endif
