@@ -25,7 +25,7 @@ EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_inte
 def test_layers_with_experts_fetch_the_next_ones_first_matrix(
     family: str, settings: dict[str, Any], fetching: list[bool], tmp_path: Path
 ) -> None:
-    tiny_model(family, 64, {"num_hidden_layers": 3, **settings}).config.save_pretrained(tmp_path)
+    tiny_model(family, 64, {"num_hidden_layers": 3, **settings}).save_pretrained(tmp_path)
     model = build_model(ModelConfig.from_dir(tmp_path), torch.float32, torch.device("cpu"))
     assert isinstance(model, DecoderModel)
     attentions = [layer.attention for layer in model._layers]
