@@ -17,7 +17,7 @@ from tandem.deploy.estimate.experts import (
     num_sparse_layers,
 )
 from tandem.deploy.estimate.gpus import GIB, Gpu
-from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, expansion_flops
+from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, MAX_FEW_ROWS, expansion_flops
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
 from tandem.engine.config import MAX_DRAFTED_ROWS, EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig
@@ -233,7 +233,7 @@ class Worker:
         factors, num_rows = self._factors, self.num_rows(batch_size)
         computing = self._common_s(num_rows, num_rows, factors.decode_share)
         is_own = self.gpu.has_own_kernels and num_rows <= MAX_OWN_BATCH_SIZE
-        layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
+        layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s, num_rows)
         products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
         step = products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
         return step + self.num_passes(batch_size) * self._drafter_s(batch_size, batch_size * kv_len)
@@ -316,8 +316,9 @@ class Worker:
     def _attention_flops(self, num_tokens: int, num_before: int) -> int:
         return attention_flops(self.model, num_tokens, num_before) + expansion_flops(self.model, num_before)
 
-    def _layers_s(self, layer_s: float) -> float:
-        layer_s += self._latent_layer_s
+    def _layers_s(self, layer_s: float, num_rows: int) -> float:
+        if num_rows > MAX_FEW_ROWS:
+            layer_s += self._latent_layer_s
         return self.model.num_layers * layer_s + num_sparse_layers(self.model) * self._factors.experts.layer_s
 
     def _graph_layers_s(self) -> float:

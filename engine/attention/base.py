@@ -152,6 +152,8 @@ class AttentionBackend(Attention, ABC):
         does."""
         if not isinstance(layout, cls.layout):
             return f"{cls.__name__} reads {cls.reads}, not pages of {layout.tag}"
+        if isinstance(layout, KvHeadLayout | LatentLayout) and layout.quantized_to and not cls.reads_quantized:
+            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
         return ""
 
     @abstractmethod
@@ -173,12 +175,6 @@ class HeadBackend(AttentionBackend, HeadAttention):
 
     layout = KvHeadLayout
     reads = "keys and values by head"
-
-    @classmethod
-    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
-        if isinstance(layout, KvHeadLayout) and layout.quantized_to and not cls.reads_quantized:
-            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
-        return super().why_not(layout, num_q_heads, device)
 
 
 class LatentBackend(AttentionBackend, LatentAttention):

@@ -58,8 +58,8 @@ MIXED_MS = {
 }
 # Milliseconds of a step of DeepSeek-V2-Lite by tokens of each sequence and batch size (docs/gpu.md).
 LATENT_DECODE_MS = {
-    1024: {1: 2.54, 8: 5.98, 32: 9.15, 128: 10.50, 256: 12.11},
-    16_384: {1: 2.73, 8: 6.92, 32: 12.57, 128: 25.20},
+    1024: {1: 1.91, 8: 5.57, 32: 9.06, 128: 10.52, 256: 12.21},
+    16_384: {1: 2.09, 8: 6.52, 32: 12.83, 128: 25.75},
 }
 # Pages of 16 tokens.
 POOLS = {"prefill": 54_712, "decode": 54_283, "both": 54_283}
