@@ -204,11 +204,10 @@ def _graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object
 
 
 def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
-    """Estimates from the most tokens with each number of sequences, and the largest graph alone, whose memory all
-    share."""
-    most_tokens = sizes.num_prompt_tokens[-1:]
-    several = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded, most_tokens)))
-    shared = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded[-1:], most_tokens)))
+    """Estimates from the most tokens with each number of sequences, and one such graph alone: all share its memory."""
+    tried = MixedSizes(tuple((num_decoded, beside[-1:]) for num_decoded, beside in sizes.by_decoded))
+    several = _bytes_taken(lambda: capture(tried))
+    shared = _bytes_taken(lambda: capture(MixedSizes(tried.by_decoded[-1:])))
     num_tried = len(sizes.num_decoded)
     each = max(0, several - shared) // (num_tried - 1) if num_tried > 1 else several
     return several + each * (len(sizes.pairs()) - num_tried)

@@ -51,6 +51,18 @@ def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_
     return max(read_weight_bytes(model, num_tokens) / limits.copy_bandwidth, flops / limits.matmul_rate)
 
 
+def mixed_floor(
+    model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, num_tokens: int, num_before: int = 0
+) -> float:
+    """Returns the seconds of a decode step over kv_len tokens each with a prompt's next tokens: reading the weights, or
+    the matrix products, whichever is longer; then attention. Args: num_before: as of `prefill_floor`."""
+    num_rows = batch_size + num_tokens
+    flops = common_flops(model, num_rows, batch_size + 1) + expert_flops(model, num_rows)
+    products = max(read_weight_bytes(model, num_rows) / limits.copy_bandwidth, flops / limits.matmul_rate)
+    attention = batch_size * read_kv_bytes(model, kv_len) / limits.copy_bandwidth
+    return products + attention + attention_flops(model, num_tokens, num_before) / limits.matmul_rate
+
+
 def decode_flops(model: ModelConfig, batch_size: int) -> int:
     """Without attention: reading keys and values by head takes longer."""
     plain = replace(model, quantization=None)

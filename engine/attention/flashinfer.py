@@ -92,6 +92,8 @@ class FlashInferAttention(GraphableHeadBackend):
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
         )
         self._drafts = DraftAttention(pool, num_q_heads, scales)
+        # Of prompts in mixed graphs.
+        self._beside = torch.cuda.Stream(self._device)
         self._planned: HeadAttention | None = None
 
     def plan(self, batch: Batch) -> None:
@@ -151,7 +153,9 @@ class FlashInferAttention(GraphableHeadBackend):
         return self._drafts.graphed(sizes, max_pages_per_sequence)
 
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
-        return graphed_by_kind(decode, prefill, self._num_columns)
+        # FlashInfer's decode kernel shares its prefill kernel's workspace.
+        beside = None if isinstance(decode, _GraphedDecode) else self._beside
+        return graphed_by_kind(decode, prefill, self._num_columns, beside)
 
 
 class _Wrapper:

@@ -238,7 +238,7 @@ def keep_largest_step(engine: Engine) -> None:
     """Run small mixed steps in the largest graphs."""
     assert engine._mixed_graphs is not None
     sizes = engine._mixed_graphs.sizes
-    engine._mixed_graphs.sizes = MixedSizes(sizes.num_decoded[-1:], sizes.num_prompt_tokens)
+    engine._mixed_graphs.sizes = MixedSizes(sizes.by_decoded[-1:])
 
 
 def test_a_backend_without_prefill_graphs_has_no_mixed_ones(model_dir: Path) -> None:

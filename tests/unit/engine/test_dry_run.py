@@ -173,18 +173,18 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
             device.free += self._taken
 
     config = EngineConfig(
-        model_dir, max_chunk_tokens=256, max_batch_size=20, cuda_graph_max_bs=20, max_model_len=64, mixed_steps=True
+        model_dir, max_chunk_tokens=256, max_batch_size=64, cuda_graph_max_bs=64, max_model_len=64, mixed_steps=True
     )
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
-    # Twice the largest prefill graph fits the smallest mixed one.
-    assert measured.mixed_sizes == MixedSizes((16, 20), (128,))
+    # Up to the first that fits twice the largest prefill graph.
+    assert measured.mixed_sizes == MixedSizes(((32, (96, 160)), (64, (64, 128))))
     monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: (16, 128))
     tried.clear()
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
-    assert measured.mixed_sizes == MixedSizes((16, 20), (128, 192, 256))
-    assert tried == [MixedSizes((16, 20), (256,)), MixedSizes((20,), (256,))]
-    # Six graphs, and page tables of 20 sequences and 16 prompts with 4 pages each.
-    assert measured.memory.graphs == 70 * MIB + 4 * 36 * 4
+    assert measured.mixed_sizes == MixedSizes(((32, (96, 160, 224, 352)), (64, (64, 128, 192, 320))))
+    assert tried == [MixedSizes(((32, (352,)), (64, (320,)))), MixedSizes(((64, (320,)),))]
+    # Eight graphs, and page tables of 64 sequences and 16 prompts with 4 pages each.
+    assert measured.memory.graphs == 80 * MIB + 4 * 80 * 4
 
 
 def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:

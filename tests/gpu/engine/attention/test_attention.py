@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tandem.engine.attention.base import GraphableHeadBackend, HeadBackend
+from tandem.engine.attention.base import Attention, GraphableHeadBackend, HeadAttention, HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2
@@ -199,3 +200,42 @@ def test_prefill_of_a_fixed_size_over_long_and_short_sequences(
     oracle.step("prefill", {short: 1, long: 1, one: 1, middle: 509}, max_error=MAX_ERROR)
     oracle.step("prefill", {middle: 5}, max_error=MAX_ERROR)
     oracle.step("prefill", {long: 511}, max_error=MAX_ERROR)
+
+
+def test_kinds_side_by_side_in_a_graph_have_the_bits_of_one_after_the_other() -> None:
+    from tandem.engine.attention.mixed import graphed_by_kind
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    device = torch.device("cuda", 0)
+    layout = KvHeadLayout(NUM_LAYERS, 16, 8, 128, "bfloat16")
+    pool = CudaKvPool(layout, NUM_PAGES, device)
+    layout.view(pool.memory_and_dummy).normal_()
+    backend = flashinfer(pool, 32)
+    decoded = [TokenSequence([0] * n, n, list(range(first, first + 80)), n - 1) for n, first in ((5, 0), (1200, 80))]
+    prompt = TokenSequence([0] * 1000, 1000, list(range(160, 240)), 950)
+    for sequence in (*decoded, prompt):
+        sequence.extend(sequence.remaining_len)
+    decode = backend.for_graphs([2], NUM_PAGES)[2]
+    prefill = backend.for_prefill_graphs([50], 2, NUM_PAGES)[50]
+    decode.plan(decoded)
+    prefill.plan([prompt])
+    qkv = torch.randn(52, 48, 128, device=device).bfloat16()
+    rotation = Rotation(RotaryEmbedding(128, 1e4, None, 2000, device), prefill.positions, qkv.dtype)
+
+    def run(attention: Attention) -> torch.Tensor:
+        assert isinstance(attention, HeadAttention)
+        return torch.stack([attention.attend(qkv.clone(), rotation, None, layer) for layer in range(NUM_LAYERS)])
+
+    expected = run(graphed_by_kind(decode, prefill, 32 * 128))
+    together = backend.joined(decode, prefill)
+    run(together)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(together)
+    for _ in range(20):
+        found.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert found.equal(expected)
+    assert expected.isfinite().all() and expected.any(dim=-1).all()
