@@ -21,7 +21,7 @@ from tandem.engine.kvcache.sizing import GIB, DeviceMemory, choose_num_pages
 from tandem.engine.loaded_model import LoadedModel, load_grammars
 from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes
 from tandem.engine.models.base import Model
-from tandem.engine.prefill_graphs import PrefillGraphs
+from tandem.engine.prefill_graphs import CHUNKS, PrefillGraphs
 from tandem.engine.ranks.group import RankGroup
 from tandem.engine.ranks.launches import RankLaunches
 
@@ -63,13 +63,13 @@ def build_on_gpu(
     decode_sizes = graph_sizes(config.cuda_graph_max_bs) if for_graphs is not None else []
     max_drafts = config.max_drafts if attention.computes_drafts else 0
     draft_sizes = draft_graph_sizes(config.max_batch_size, max_drafts) if decode_sizes else ()
-    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes
+    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes, measured.chunk_sizes
     check_equal(group, model, pool, attention, all_sizes)
     if not model.is_capturable and config.dtype != "float32":
         logger.warning("%s", SLOW_EXPERTS)
     if config.max_drafts and not max_drafts:
         logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
-    graphs, prefill_graphs, mixed_graphs, draft_graphs = None, None, None, None
+    graphs, prefill_graphs, chunk_graphs, mixed_graphs, draft_graphs = None, None, None, None, None
     num_table_pages = layout.num_pages_for(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
     )
@@ -78,6 +78,10 @@ def build_on_gpu(
     if for_graphs is not None and measured.prefill_sizes:
         prefill_graphs = PrefillGraphs(
             model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress, slots
+        )
+    if for_graphs is not None and measured.chunk_sizes:
+        chunk_graphs = PrefillGraphs(
+            model, for_graphs, device, measured.chunk_sizes, num_table_pages, on_progress, limits=CHUNKS
         )
     if for_graphs is not None and measured.mixed_sizes.pairs():
         mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress, slots)
@@ -105,6 +109,7 @@ def build_on_gpu(
         draft_graphs=draft_graphs,
         ranks=launches,
         slots=slots,
+        chunk_graphs=chunk_graphs,
     )
     engine.max_drafts, engine.max_drafted_rows, engine.draft_costs = max_drafts, MAX_ROWS, draft_costs
     return engine
@@ -137,6 +142,9 @@ def _measure(
     def capture_prefill(sizes: Sequence[int]) -> object:
         return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
+    def capture_chunks(sizes: Sequence[int]) -> object:
+        return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, limits=CHUNKS)
+
     def capture_mixed(sizes: MixedSizes) -> object:
         return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
@@ -155,6 +163,7 @@ def _measure(
         capture_mixed if has_mixed and has_graphs else None,
         capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
+        capture_chunks if config.prefill_cuda_graphs else None,
     )
 
 

@@ -228,6 +228,10 @@ class GraphableBackend(AttentionBackend):
         at a time. Empty if not supported."""
         return {}
 
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> Mapping[int, GraphedAttention]:
+        """As for_prefill_graphs, if all prompts start in the prefill: it writes pages, but reads none."""
+        return {}
+
     @abstractmethod
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> Attention:
         """Returns attention of a mixed step of fixed sizes, decode rows first. Called only if there are prefill
@@ -249,4 +253,7 @@ class GraphableHeadBackend(HeadBackend, GraphableBackend):
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> Mapping[int, GraphedHeadAttention]:
+        return {}
+
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> Mapping[int, GraphedHeadAttention]:
         return {}
