@@ -1,5 +1,6 @@
 """Prefills as CUDA graphs: short ones, and full chunks of small models, whose kernels a host launches too slowly."""
 
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -131,7 +132,9 @@ class PrefillGraphs:
         padding = [0] * (size - num_tokens)
         staged = [*batch.known_ids(), *padding, *rows, *[0] * (self._limits.max_prompts - len(rows))]
         counted = staged_rows(num_tokens, len(rows))
-        Packed(np.concatenate((np.array(staged, np.int64), counted))).copy_to(graph.staged)
+        # A third of np.array's time.
+        numbers = np.frombuffer(struct.pack(f"{len(staged)}q", *staged), np.int64)
+        Packed(np.concatenate((numbers, counted))).copy_to(graph.staged)
         slots = None
         if batch.has_adapters:
             token_slots = batch.adapter_slots()
