@@ -163,7 +163,7 @@ def _measure(
         capture_mixed if has_mixed and has_graphs else None,
         capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
-        capture_chunks if config.prefill_cuda_graphs else None,
+        capture_chunks if config.prefill_cuda_graphs and for_graphs.graphs_new_prompts else None,
     )
 
 

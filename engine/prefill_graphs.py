@@ -81,7 +81,11 @@ class PrefillGraphs:
         slots: AdapterSlots | None = None,
         limits: GraphLimits = SHORT,
     ) -> None:
-        """Args: slots: of adapters; None: batches with adapters have no graph."""
+        """
+        Args:
+            slots: of adapters; None: batches with adapters have no graph.
+            limits: with has_new, the backend must have graphs_new_prompts.
+        """
         from tandem.engine.layers.most_likely import MostLikely
 
         self._model = model
@@ -98,7 +102,6 @@ class PrefillGraphs:
         if limits.has_new:
             new = attention.for_new_prompt_graphs(sizes, max_prompts)
             attentions |= {(size, True): of_size for size, of_size in new.items()}
-            sizes = list(new)
         others = attention.for_prefill_graphs(sizes, max_prompts, max_pages_per_sequence)
         attentions |= {(size, False): of_size for size, of_size in others.items()}
         with GraphCapture(device) as capture:

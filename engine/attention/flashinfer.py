@@ -80,6 +80,8 @@ class FlashInferAttention(GraphableHeadBackend):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE, scales)
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._paged_backend = "fa2" if layout.quantized_to else prefill_backend
+        # Graphs of other kernels need a workspace that grows with the size.
+        self.graphs_new_prompts = self._paged_backend == "fa3"
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
@@ -148,9 +150,6 @@ class FlashInferAttention(GraphableHeadBackend):
         }
 
     def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> dict[int, GraphedHeadAttention]:
-        if self._paged_backend != "fa3":
-            # Graphs of other kernels need a workspace that grows with the size.
-            return {}
         plans = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=self._device)
         return {
             size: _GraphedNewPrompts(self._paged, self._workspace, plans, size, max_sequences + 1, self._paged_backend)

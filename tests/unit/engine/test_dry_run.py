@@ -160,7 +160,7 @@ def test_chunk_graphs_follow_the_largest_short_ones(model_dir: str, monkeypatch:
     FakeDevice(monkeypatch, engine, computes=False)
     monkeypatch.setattr(dry_run, "launch_bound_chunks", lambda engine, trials, max_tokens, **by: (4096, max_tokens))
     config = EngineConfig(model_dir, max_chunk_tokens=5000, max_batch_size=0, cuda_graph_max_bs=0, max_model_len=64)
-    tried: list[tuple[int, ...]] = []
+    tried: list[Sequence[int]] = []
 
     def measured(*short_sizes: int) -> Measured:
         monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: short_sizes)
