@@ -154,6 +154,8 @@ def _measure(
     has_drafts = config.max_drafts > 0 and attention.computes_drafts
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
+    # Ranks add up large sums faster without a graph.
+    has_chunks = config.prefill_cuda_graphs and for_graphs.graphs_new_prompts and model.collectives is None
     return measure_memory(
         engine,
         config,
@@ -163,7 +165,7 @@ def _measure(
         capture_mixed if has_mixed and has_graphs else None,
         capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
-        capture_chunks if config.prefill_cuda_graphs and for_graphs.graphs_new_prompts else None,
+        capture_chunks if has_chunks else None,
     )
 
 
