@@ -1,4 +1,4 @@
-"""Full chunks as CUDA graphs against single launches."""
+"""Prefills of many prompts or tokens as CUDA graphs against single launches."""
 
 import json
 import random
@@ -78,23 +78,23 @@ def compute(engine: Engine, chunks: list[tuple[int, int]]) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize(
     "chunks",
-    [[(4096, 4000)], [(500, 490)] * 8, [(32, 31)] * 128, [(3000, 50), (1000, 3900), (7, 1)]],
-    ids=("whole", "several", "many", "uneven"),
+    [[(4096, 4000)], [(500, 490)] * 8, [(32, 31)] * 128, [(3000, 50), (1000, 3900), (7, 1)], [(3, 14)] * 100],
+    ids=("whole", "several", "many", "uneven", "short"),
 )
-def test_chunk_graphs_match_single_launches(
+def test_large_graphs_match_single_launches(
     engines: tuple[Engine, Engine], chunks: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_graphs, without = engines
-    assert with_graphs._chunk_graphs is not None and without._chunk_graphs is None
+    assert with_graphs._large_graphs is not None and without._large_graphs is None
     found: list[bool] = []
-    run = with_graphs._chunk_graphs.run
+    run = with_graphs._large_graphs.run
 
     def counted(batch: Batch) -> GraphOutput | None:
         output = run(batch)
         found.append(output is not None)
         return output
 
-    monkeypatch.setattr(with_graphs._chunk_graphs, "run", counted)
+    monkeypatch.setattr(with_graphs._large_graphs, "run", counted)
     pages, logprobs = compute(with_graphs, chunks)
     assert found == [True, True]
     expected_pages, expected_logprobs = compute(without, chunks)

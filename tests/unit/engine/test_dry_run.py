@@ -13,7 +13,13 @@ from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_graphs import SIZES as DRAFT_ROWS
-from tandem.engine.dry_run import CHUNK_LAUNCH_BOUND, Measured, launch_bound_chunks, launch_bound_sizes, measure_memory
+from tandem.engine.dry_run import (
+    LARGE_LAUNCH_BOUND,
+    Measured,
+    launch_bound_large_sizes,
+    launch_bound_sizes,
+    measure_memory,
+)
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.mixed_graphs import MixedSizes
@@ -155,23 +161,25 @@ def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monk
     assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
 
 
-def test_chunk_graphs_follow_the_largest_short_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_graphs_follow_the_largest_short_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = build(model_dir, 1)
     FakeDevice(monkeypatch, engine, computes=False)
-    monkeypatch.setattr(dry_run, "launch_bound_chunks", lambda engine, trials, max_tokens, **by: (4096, max_tokens))
+    monkeypatch.setattr(
+        dry_run, "launch_bound_large_sizes", lambda engine, trials, max_tokens, **by: (4096, max_tokens)
+    )
     config = EngineConfig(model_dir, max_chunk_tokens=5000, max_batch_size=0, cuda_graph_max_bs=0, max_model_len=64)
     tried: list[Sequence[int]] = []
 
     def measured(*short_sizes: int) -> Measured:
         monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: short_sizes)
         return measure_memory(
-            engine, config, 1000 * MIB, None, lambda sizes: None, None, capture_chunks=lambda sizes: tried.append(sizes)
+            engine, config, 1000 * MIB, None, lambda sizes: None, None, capture_large=lambda sizes: tried.append(sizes)
         )
 
-    assert measured(16, 1024).chunk_sizes == () and not tried
+    assert measured(16, 1024).large_sizes == () and not tried
     both = measured(16, 2048)
     # Page tables of as many prompts as a prefill has at most, with 4 pages each.
-    assert both.chunk_sizes == (4096, 5000) == tried[0] and both.memory.graphs == 4 * MAX_PREFILL_BATCH_SIZE * 4
+    assert both.large_sizes == (4096, 5000) == tried[0] and both.memory.graphs == 4 * MAX_PREFILL_BATCH_SIZE * 4
 
 
 def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,11 +307,11 @@ def test_graphs_cover_launch_bound_sizes(token_s: float, largest: int) -> None:
 @pytest.mark.parametrize(
     ("tokens_per_launch", "sizes"), [(10_000, (4096, 8192)), (1500, (4096, 8192)), (1000, (4096,)), (600, ())]
 )
-def test_chunks_of_slow_models_have_no_graphs(tokens_per_launch: int, sizes: tuple[int, ...]) -> None:
+def test_large_prefills_of_slow_models_have_no_graphs(tokens_per_launch: int, sizes: tuple[int, ...]) -> None:
     clock = FakeClock()
     device = Device(clock, LAUNCH_S / tokens_per_launch)
-    assert launch_bound_chunks(device, TRIALS, 8192, clock) == sizes
-    assert all(size <= CHUNK_LAUNCH_BOUND * tokens_per_launch for size in sizes)
+    assert launch_bound_large_sizes(device, TRIALS, 8192, clock) == (512, 1024, 2048, *sizes)
+    assert all(size <= LARGE_LAUNCH_BOUND * tokens_per_launch for size in sizes)
     assert max(device.prompt_lens) == 512
 
 
