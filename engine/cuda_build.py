@@ -9,7 +9,7 @@ import torch
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.agreement import agreed_num_pages, check_equal
 from tandem.engine.attention.base import AttentionBackend, GraphableBackend
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_costs import DraftCosts
 from tandem.engine.draft_graphs import MAX_ROWS, SIZES, DraftGraphs, draft_graph_sizes
 from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
@@ -63,13 +63,13 @@ def build_on_gpu(
     decode_sizes = graph_sizes(config.cuda_graph_max_bs) if for_graphs is not None else []
     max_drafts = config.max_drafts if attention.computes_drafts else 0
     draft_sizes = draft_graph_sizes(config.max_batch_size, max_drafts) if decode_sizes else ()
-    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes
+    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes, measured.large_sizes
     check_equal(group, model, pool, attention, all_sizes)
     if not model.is_capturable and config.dtype != "float32":
         logger.warning("%s", SLOW_EXPERTS)
     if config.max_drafts and not max_drafts:
         logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
-    graphs, prefill_graphs, mixed_graphs, draft_graphs = None, None, None, None
+    graphs, prefill_graphs, large_graphs, mixed_graphs, draft_graphs = None, None, None, None, None
     num_table_pages = layout.num_pages_for(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
     )
@@ -78,6 +78,16 @@ def build_on_gpu(
     if for_graphs is not None and measured.prefill_sizes:
         prefill_graphs = PrefillGraphs(
             model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress, slots
+        )
+    if for_graphs is not None and measured.large_sizes:
+        large_graphs = PrefillGraphs(
+            model,
+            for_graphs,
+            device,
+            measured.large_sizes,
+            num_table_pages,
+            on_progress,
+            max_prompts=MAX_PREFILL_BATCH_SIZE,
         )
     if for_graphs is not None and measured.mixed_sizes.pairs():
         mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress, slots)
@@ -105,6 +115,7 @@ def build_on_gpu(
         draft_graphs=draft_graphs,
         ranks=launches,
         slots=slots,
+        large_graphs=large_graphs,
     )
     engine.max_drafts, engine.max_drafted_rows, engine.draft_costs = max_drafts, MAX_ROWS, draft_costs
     return engine
@@ -137,6 +148,11 @@ def _measure(
     def capture_prefill(sizes: Sequence[int]) -> object:
         return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
+    def capture_large(sizes: Sequence[int]) -> object:
+        return PrefillGraphs(
+            model, for_graphs, engine.device, sizes, 1, lambda doing: None, max_prompts=MAX_PREFILL_BATCH_SIZE
+        )
+
     def capture_mixed(sizes: MixedSizes) -> object:
         return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
@@ -146,6 +162,8 @@ def _measure(
     has_drafts = config.max_drafts > 0 and attention.computes_drafts
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
+    # Ranks add up large sums faster without a graph.
+    has_large = config.prefill_cuda_graphs and for_graphs.graphs_new_prompts and model.collectives is None
     return measure_memory(
         engine,
         config,
@@ -155,6 +173,7 @@ def _measure(
         capture_mixed if has_mixed and has_graphs else None,
         capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
+        capture_large if has_large else None,
     )
 
 

@@ -72,6 +72,9 @@ class FixedSizes(ReferenceAttention, GraphableHeadBackend):
     ) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "prefill", size, self._num_heads) for size in sizes}
 
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> dict[int, GraphedHeadAttention]:
+        return {size: FixedSize(self.pool, "prefill", size, self._num_heads) for size in sizes}
+
     def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "decode", size, self._num_heads) for size in sizes}
 
