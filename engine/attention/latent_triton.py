@@ -46,6 +46,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     """
 
     computes_mixed = True
+    computes_drafts = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -81,7 +82,9 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     def plan(self, batch: Batch) -> None:
         parts: list[PlannedLatents] = []
         if batch.decoded:
-            plans = decode_plans(len(batch.decoded), self._num_heads, self._num_programs)
+            # Drafts share reads of latents in tiles, as prompts do.
+            plans_of = prompt_plans if batch.num_drafts else decode_plans
+            plans = plans_of(batch.num_decoded_tokens, self._num_heads, self._num_programs)
             parts.append(self._plan_absorbed(batch.decoded, plans))
         num_prompt_tokens = sum(s.extend_len for s in batch.prompts)
         plans = prompt_plans(num_prompt_tokens, self._num_heads, self._num_programs)
@@ -107,6 +110,11 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         plans = {size: decode_plans(size, self._num_heads, self._num_programs) for size in batch_sizes}
         return self._graphed(plans, {size: size for size in batch_sizes}, max_pages_per_sequence)
+
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        plans = {size: prompt_plans(size, self._num_heads, self._num_programs) for size in sizes}
+        # Each token may be of another sequence, and padding is one more.
+        return self._graphed(plans, {size: size + 1 for size in sizes}, max_pages_per_sequence)
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int

@@ -58,8 +58,11 @@ class PageStates(States):
 
     def before(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Returns the states before the next token of each sequence, (len(sequences), state_size)."""
-        [read] = Packed(np.array([self._place_before(s) for s in sequences])).to(self.device)
-        return self._at(read).masked_fill_((read == NO_STATE)[:, None], 0)
+        places = np.array([self._place_before(s) for s in sequences], np.int64)
+        numbers = np.divmod(places.clip(0), self.layout.num_states)
+        pages, in_page, absent = Packed(*numbers, np.flatnonzero(places == NO_STATE)).to(self.device)
+        states = self._pages[pages, in_page]
+        return states.index_fill_(0, absent, 0) if len(absent) else states
 
     def states_before(self, read: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Returns the states before a forward pass's tokens, (num_tokens, state_size).

@@ -39,11 +39,13 @@ class FixedSizeLatents(LatentBackend):
         self._backend: GraphableBackend = backend
         self._sizes = num_decoded, num_prompt_tokens
         self._decode = backend.for_graphs([1, num_decoded], MAX_TOKENS)[num_decoded]
+        self._drafted = backend.for_draft_graphs([2, num_decoded], MAX_TOKENS)[num_decoded]
         self._prefill = backend.for_prefill_graphs([16, num_prompt_tokens], 4, MAX_TOKENS)[num_prompt_tokens]
         self._parts: list[tuple[GraphedAttention, int, int]] = []
 
     def plan(self, batch: Batch) -> None:
-        kinds = (self._decode, batch.decoded, self._sizes[0]), (self._prefill, batch.prompts, self._sizes[1])
+        decode = self._drafted if batch.num_drafts else self._decode
+        kinds = (decode, batch.decoded, self._sizes[0]), (self._prefill, batch.prompts, self._sizes[1])
         self._parts = []
         for graphed, sequences, size in kinds:
             if not sequences:
@@ -128,6 +130,29 @@ def test_steps_of_fixed_sizes(num_decoded: int, num_heads: int, nope_dim: int, v
     oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
     oracle.step("mixed", {short: 1, long: 1, middle: 3}, num_mixed=2, max_error=MAX_ERROR)
+
+
+@pytest.mark.parametrize("num_fixed", [0, 4, 24], ids=["planned", "few rows", "fixed"])
+@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim"), SIZES)
+def test_steps_with_drafts(num_fixed: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
+    """In the sizes of published models, with drafts of one sequence in several tiles and parts."""
+    oracle = LatentOracle(
+        new_pool(16),
+        lambda pool, heads: FixedSizeLatents(triton(pool, heads), num_fixed, 512) if num_fixed else triton(pool, heads),
+        num_heads,
+        nope_dim,
+        value_dim,
+    )
+    long, middle, short = oracle.add(2100), oracle.add(400), oracle.add(30)
+    for sequence, num_tokens in ((long, 512), (long, 512), (long, 512), (long, 500), (middle, 317), (short, 1)):
+        oracle.step("prefill", {sequence: num_tokens}, max_error=MAX_ERROR)
+    for num_new in (1, 2, 5, 8):
+        if num_fixed != 4:
+            oracle.step("decode", {middle: num_new, short: 1, long: 9 - num_new}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 2, short: 1}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 4}, max_error=MAX_ERROR)
+    oracle.step("decode", {middle: 2}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
