@@ -72,14 +72,17 @@ class PassGraphs(Passes):
         return num_sequences <= self._sizes[-1]
 
     def begin(self, newest_ids: Sequence[int], states: torch.Tensor | None) -> None:
-        Packed(np.array(newest_ids, np.int64)).copy_to(self._staged)
+        # Padding reads the embedding too.
+        token_ids = np.zeros(aligned(8 * self._size_of(len(newest_ids))) // 8, np.int64)
+        token_ids[: len(newest_ids)] = newest_ids
+        Packed(token_ids).copy_to(self._staged)
         if self._states is not None:
             assert states is not None
             self._states[: len(states)].copy_(states)
 
     def run(self, sequences: Sequence[TokenSequence]) -> PassOutput:
         num_rows = len(sequences)
-        graph, attention = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
+        graph, attention = self._graphs[self._size_of(num_rows)]
         attention.plan(sequences)
         graph.replay()
         return PassOutput(self._logits[:num_rows], self._token_ids[:num_rows])
@@ -93,9 +96,12 @@ class PassGraphs(Passes):
         for size in self._sizes:
             graph, attention = self._graphs[size]
             attention.plan(())
-            Packed(np.arange(size, dtype=np.int64) % self._vocab_size).copy_to(self._staged)
+            self.begin(range(size), None if self._states is None else self._states[:size])
             times_s[size] = shortest_s(graph.replay)
         return times_s
+
+    def _size_of(self, num_sequences: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_sequences)]
 
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         drafter, token_ids = self._drafter, self._token_ids[:size]

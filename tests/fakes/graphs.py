@@ -14,6 +14,7 @@ from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.draft_models import pass_graphs
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
@@ -115,7 +116,7 @@ def replay_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for graphs in (draft_graphs, graph_runner, prefill_graphs, mixed_graphs):
+    for graphs in (draft_graphs, graph_runner, prefill_graphs, mixed_graphs, pass_graphs):
         monkeypatch.setattr(graphs, "GraphCapture", Capture)
 
     def copy_to(self: Packed, memory: torch.Tensor) -> None:
