@@ -220,11 +220,6 @@ class ClusterConfig(ClusterOptions):
                 self.max_degree == 1,
                 f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
             )
-        require(
-            self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
-            f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: "
-            "leave it out",
-        )
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)

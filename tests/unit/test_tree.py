@@ -51,6 +51,7 @@ TESTED_ELSEWHERE = {
     "decode_worker/model_drafting.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/backend.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/draft_maker.py": "unit/scenarios/test_model_drafts.py",
+    "engine/draft_models/passes.py": "unit/engine/draft_models/test_pass_graphs.py",
     "engine/draft_models/drafted_model.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/load.py": "unit/scenarios/test_model_drafts.py",
     "engine/drafted_row.py": "unit/engine/test_batch.py",
