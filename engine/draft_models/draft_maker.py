@@ -89,7 +89,7 @@ class DraftMaker:
         states = None
         if self._attention.states is not None:
             states = self._attention.states.before([row.sequence for row in rows])
-        passes.begin([row.token_ids[-1] for row in rows], states)
+        passes.begin(rows, states)
         drafted: list[torch.Tensor] = []
         for depth in range(num_drafts[order[0]]):
             going_on = rows[: sum(count > depth for count in num_drafts)]
@@ -108,8 +108,8 @@ class DraftMaker:
         self, passes: Passes, output: PassOutput, rows: Sequence[_Proposal], drafted: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """Returns the next draft of each row, (len(rows),) on the device, which the next pass reads."""
-        if output.most_likely is not None and all(row.needs_argmax_only for row in rows):
-            return output.most_likely.clone()
+        if output.token_ids is not None:
+            return output.token_ids
         pending = None
         if drafted and any(row.sampling.has_penalties for row in rows):
             pending = torch.stack([token_ids[: len(rows)] for token_ids in drafted], dim=1)

@@ -9,20 +9,20 @@ import torch
 from tandem.engine.attention.base import AttentionBackend
 from tandem.engine.batch import Batch
 from tandem.engine.draft_models.base import DraftModel
+from tandem.engine.drafted_row import SampledRow
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
 
 
 class PassOutput(NamedTuple):
-    """Output of a pass, in memory that the next pass may overwrite.
-
+    """
     Attributes:
-        logits: (num_rows, vocab_size of the target).
-        most_likely: (num_rows,) int64; None if not computed.
+        logits: (num_rows, vocab_size of the target), in memory that the next pass may overwrite.
+        token_ids: (num_rows,) int64, drawn from them; None: they are to be drawn, and fed to the next pass.
     """
 
     logits: torch.Tensor
-    most_likely: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
 
 
 class Passes(ABC):
@@ -32,8 +32,13 @@ class Passes(ABC):
     """
 
     @abstractmethod
-    def begin(self, newest_ids: Sequence[int], states: torch.Tensor | None) -> None:
-        """Gives the first pass its tokens. Args: states: (len(newest_ids), state_size) of the tokens before them."""
+    def begin(self, rows: Sequence[SampledRow], states: torch.Tensor | None) -> None:
+        """Gives the first pass its tokens: the last one of each row.
+
+        Args:
+            rows: parameters of the draws.
+            states: (len(rows), state_size) of the tokens before.
+        """
 
     @abstractmethod
     def run(self, sequences: Sequence[TokenSequence]) -> PassOutput:
@@ -41,11 +46,7 @@ class Passes(ABC):
 
     @abstractmethod
     def feed(self, token_ids: torch.Tensor) -> None:
-        """Gives the next pass its tokens, int64 on the device. Without it, it reads the most likely ones, if computed.
-
-        Args:
-            token_ids: (num_rows of the pass before,).
-        """
+        """Gives the next pass its tokens. Args: token_ids: (num_rows of the pass before,) int64 on the device."""
 
 
 class LaunchedPasses(Passes):
@@ -58,8 +59,8 @@ class LaunchedPasses(Passes):
         self._token_ids = torch.empty(0, dtype=torch.int64, device=device)
         self._states: torch.Tensor | None = None
 
-    def begin(self, newest_ids: Sequence[int], states: torch.Tensor | None) -> None:
-        self._token_ids, self._states = to_device(newest_ids, self._device), states
+    def begin(self, rows: Sequence[SampledRow], states: torch.Tensor | None) -> None:
+        self._token_ids, self._states = to_device([row.token_ids[-1] for row in rows], self._device), states
 
     def run(self, sequences: Sequence[TokenSequence]) -> PassOutput:
         num_rows, batch = len(sequences), Batch.of(sequences, ())

@@ -50,6 +50,7 @@ TESTED_ELSEWHERE = {
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_table.py",
     "decode_worker/model_drafting.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/backend.py": "unit/scenarios/test_model_drafts.py",
+    "engine/draft_models/pass_draws.py": "gpu/engine/draft_models/test_draw_kernel.py",
     "engine/draft_models/draft_maker.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/passes.py": "unit/engine/draft_models/test_pass_graphs.py",
     "engine/draft_models/drafted_model.py": "unit/scenarios/test_model_drafts.py",

@@ -26,6 +26,7 @@ from tests.fakes.tiny_drafters import save_eagle_head
 CPU = torch.device("cpu")
 PROMPTS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 9, 7], [2, 7, 1, 8, 2, 8]
 SAMPLED = SamplingParams(9, temperature=0.9, seed=3)
+FILTERED = replace(SAMPLED, temperature=1.5, top_k=40, top_p=0.9, min_p=0.01)
 PENALIZED = replace(SAMPLED, repetition_penalty=1.5, frequency_penalty=2.0)
 
 
@@ -63,7 +64,7 @@ def prefilled(engine: Engine, samplings: list[SamplingParams]) -> list[TokenSequ
 @pytest.mark.parametrize("num_drafts", [[4, 4, 4], [1, 4, 2], [0, 3, 3]], ids=str)
 @pytest.mark.parametrize(
     "samplings",
-    [[SamplingParams(9)] * 3, [SAMPLED] * 3, [SamplingParams(9), PENALIZED, SAMPLED]],
+    [[SamplingParams(9)] * 3, [SAMPLED, FILTERED, SamplingParams(9)], [SamplingParams(9), PENALIZED, SAMPLED]],
     ids=["greedy", "sampled", "penalties"],
 )
 def test_graphs_make_the_drafts_of_single_launches(
