@@ -33,7 +33,8 @@ class DraftDepth:
         self._objective_s = itl_objective_s
         self._costs = costs
         self._price = price
-        # Of a pass beyond the device's time, which is measured by rows.
+        # Of a step beyond its passes on the device, during which the host prepares the next ones. Of a pass if those are
+        # not measured.
         self._beyond_s: float | None = None
         # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
         self._drafting_s = 0.0
@@ -44,9 +45,13 @@ class DraftDepth:
         self._drafting_s += WEIGHT * (seconds - self._drafting_s)
         self._num_without = 0 if num_passes else self._num_without + 1
         if num_passes:
-            beyond = seconds / num_passes - self._device_s(num_rows)
+            device_s = self._device_s(num_rows)
+            beyond = seconds - num_passes * device_s if device_s else seconds / num_passes
             known = self._beyond_s
-            self._beyond_s = beyond if known is None else known + WEIGHT * (beyond - known)
+            if known is None:
+                # One slow first step is no reason to end drafts whose price is known.
+                known = 0.0 if device_s else beyond
+            self._beyond_s = known + WEIGHT * (beyond - known)
 
     def choose(self, requests: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> int:
         """Returns the drafts of each request, of which one may have fewer.
@@ -63,7 +68,8 @@ class DraftDepth:
         if not times.step_s or (self._beyond_s is None and not device_s):
             # Both are measured with the first drafts.
             return min(1, most)
-        pass_s = max(0.0, device_s + (self._beyond_s or 0.0))
+        beyond_s = max(0.0, self._beyond_s or 0.0)
+        once_s, pass_s = (beyond_s, device_s) if device_s else (0.0, beyond_s)
         plain_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
         plain_s = max(times.request_s, plain_s - self._drafting_s)
         limit_s = FILLED * self._objective_s if plain_s < FILLED * self._objective_s else float("inf")
@@ -72,7 +78,7 @@ class DraftDepth:
         for depth in range(1, most + 1):
             chances = [acceptance**depth for acceptance, of_request in requests if of_request >= depth]
             num_tokens, num_drafts = num_tokens + sum(chances), num_drafts + len(chances)
-            step_s = plain_s + depth * pass_s + self._rows_s(num_requests, num_drafts, times)
+            step_s = plain_s + once_s + depth * pass_s + self._rows_s(num_requests, num_drafts, times)
             if self._price is not None:
                 step_s = self._price.uncorrected_s(step_s)
             if step_s > limit_s:

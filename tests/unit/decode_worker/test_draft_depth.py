@@ -79,9 +79,14 @@ def test_first_steps_take_the_measured_time_of_passes() -> None:
     depth = DraftDepth(cast(ForwardTimer, Timer(TIMES)), 0.0, costs)
     assert depth.choose([(0.9, 4)], 1, 100) == 4
     assert depth.choose([(0.1, 4)] * 16, 16, 100) == 0
-    # The host adds to each pass, of any batch.
+    # The host adds to each step, not to each pass.
+    for _ in range(200):
+        depth.drafted(1, 0.003, 1)
+    for _ in range(200):
+        depth.drafted(0, 0.0)
+    assert depth.choose([(0.8, 4)], 1, 100) == 4
     for _ in range(100):
-        depth.drafted(1, 0.021, 1)
+        depth.drafted(1, 0.041, 1)
         depth.drafted(0, 0.0)
     assert depth.choose([(0.9, 4)], 1, 100) == 0
 
