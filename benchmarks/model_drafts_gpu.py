@@ -6,6 +6,9 @@ For each source, an engine has the model of DIRECTORY and its drafter: an EAGLE-
 tokens, the draft model of --draft, or the model's own layer (mtp). The table has the time of 1, 2 and 4 drafts of each
 sequence, from the call until the host knows them, the same beyond reading the drafter's weights, and a step without
 drafts and one that checks them. All times are seconds of the host.
+
+With --rates, a second table has tokens per second of a stream without drafts and with them, as many as Tandem chooses.
+Drafts cost what they cost, but are right with a chance that is given: the model's next token is the last one plus 1.
 """
 
 import argparse
@@ -24,6 +27,8 @@ from typing import Any
 import torch
 
 from benchmarks.engine_loop import PAGE_SIZE, build_dummy_engine, open_model
+from benchmarks.speculation_gpu import MAX_RUN_TOKENS, MAX_TOKENS, PROMPT_LEN, Guesses, Run, count_up
+from tandem.decode_worker.config import NO_SPECULATION
 from tandem.engine.batch import Batch
 from tandem.engine.draft_models.config import DRAFT, EAGLE, MODEL_SOURCES, DrafterConfig, read_drafter
 from tandem.engine.engine import Engine
@@ -144,12 +149,54 @@ def rows(engine: Engine, least_s: float) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def rates(engine: Engine, source: str, chances: Sequence[float]) -> Iterator[dict[str, Any]]:
+    maker = engine.draft_maker
+    assert maker is not None
+    make, guesses = maker.make, Guesses()
+    Guesses.vocab_size = engine.model.config.vocab_size
+
+    def guessed(sequences: Sequence[TokenSequence], num_drafts: Sequence[int]) -> list[list[int]]:
+        make(sequences, num_drafts)
+        return [guesses.propose(s.token_ids, num) for s, num in zip(sequences, num_drafts, strict=True)]
+
+    maker.make = guessed  # type: ignore[method-assign]
+    count_up(engine)
+    for batch_size in BATCH_SIZES:
+        off = Run(engine, batch_size, NO_SPECULATION)
+        for chance in chances:
+            Guesses.chance = chance
+            drafting = Run(engine, batch_size, f"{source}:m" if source != "mtp" else source)
+            # Clocks change with the load, so neighbors are compared.
+            again = Run(engine, batch_size, NO_SPECULATION)
+            rate = statistics.mean((off.rate, again.rate))
+            off = again
+            yield {
+                "batch": batch_size,
+                "acceptance": chance,
+                "off": f"{rate:.1f} tok/s",
+                source: f"{drafting.rate:.1f} tok/s ({drafting.rate / rate:.2f})",
+                "drafts, accepted": f"{drafting.num_drafted}, {drafting.num_accepted}",
+                "step": f"{drafting.step_s * 1e3:.2f} ms",
+            }
+
+
+def print_table(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        if not found:
+            print(f"| {' | '.join(row)} |\n{'|---' * len(row)}|")
+        print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
+        found.append(row)
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", choices=MODEL_SOURCES)
     parser.add_argument("--model", required=True, help="a directory with a model's config.json; its weights are random")
     parser.add_argument("--draft", type=Path, metavar="DIRECTORY", help="of a draft model, likewise")
     parser.add_argument("--layers", type=int, metavar="N", help="take fewer of the model's layers, for a faster start")
+    parser.add_argument("--rates", type=float, nargs="+", default=[], metavar="CHANCE", help="acceptance of drafts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")
     arguments = parser.parse_args(argv)
     open_model(parser, Path(arguments.model))
@@ -170,13 +217,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             engine = build_dummy_engine(
                 str(model_dir),
                 lambda doing: None,
-                num_pages=max(BATCH_SIZES) * (CONTEXT // PAGE_SIZE + 2),
+                num_pages=max(BATCH_SIZES) * (PROMPT_LEN + MAX_RUN_TOKENS) // PAGE_SIZE,
                 cuda_graph_max_bs=max(BATCH_SIZES),
-                max_chunk_tokens=512,
+                max_chunk_tokens=max(BATCH_SIZES) * PROMPT_LEN,
                 max_batch_size=max(BATCH_SIZES),
                 max_drafts=max(DRAFTS),
                 prefill_cuda_graphs=False,
-                max_model_len=2 * CONTEXT,
+                max_model_len=PROMPT_LEN + MAX_TOKENS,
                 drafter=drafter,
             )
             assert isinstance(engine, Engine)
@@ -185,12 +232,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_bytes = pass_bytes(config, target)
             least_s = read_s(num_bytes)
             print(f"\n{source}: a pass reads {num_bytes / 1e6:.0f} MB of weights, in {least_s * 1e3:.3f} ms")
-            found[source] = []
-            for row in rows(engine, least_s):
-                if not found[source]:
-                    print(f"| {' | '.join(row)} |\n{'|---' * len(row)}|")
-                print(f"| {' | '.join(map(str, row.values()))} |", flush=True)
-                found[source].append(row)
+            found[source] = print_table(rows(engine, least_s))
+            if arguments.rates:
+                found[f"{source} rates"] = print_table(rates(engine, source, arguments.rates))
             engine.close()
             del engine
             gc.collect()
