@@ -28,7 +28,7 @@ def uniform(seed: int, position: int) -> float:
 def uniforms(
     seeds: Sequence[int], positions: "np.ndarray[Any, np.dtype[np.int64]]"
 ) -> "np.ndarray[Any, np.dtype[np.float64]]":
-    """Returns `uniform` of each seed and position, (len(seeds),)."""
+    """Returns `uniform` of each seed and position. Args: positions: (..., len(seeds)), as the result."""
     state = _mixed(np.array(seeds, np.uint64)) + positions.astype(np.uint64) * np.uint64(_GOLDEN_GAMMA)
     return (_mixed(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -28,6 +28,7 @@ class _Proposal(DraftedRow):
         sampling = sequence.sampling
         has_logprobs = sampling.num_logprobs is not None
         self._sampling = replace(sampling, num_logprobs=None, logprob_token_ids=()) if has_logprobs else sampling
+        self._row = TokenSequence([], 0, sequence.page_ids, sequence.cached_len)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -50,8 +51,9 @@ class _Proposal(DraftedRow):
 
     def behind(self) -> TokenSequence:
         """Returns the row of one token behind the drafts that are computed already, for a plan."""
-        row = TokenSequence([], 0, self.sequence.page_ids, self.sequence.cached_len + self.num_drafts)
-        row.device_len += 1
+        row = self._row
+        row.cached_len = self.sequence.cached_len + self.num_drafts
+        row.device_len = row.cached_len + 1
         return row
 
 

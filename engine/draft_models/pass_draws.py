@@ -55,10 +55,8 @@ class PassDraws:
             staged[_TOP_K, drawing] = [p.top_k for p in params]
             floats[_TOP_P, drawing] = [p.top_p for p in params]
             floats[_MIN_P, drawing] = [p.min_p for p in params]
-            lengths = np.array([rows[place].length for place in drawing])
-            seeds = [p.seed for p in params]
-            for number in range(MAX_PASSES):
-                floats[_NUM_ARRAYS + number, drawing] = uniforms(seeds, lengths + number)
+            positions = np.array([rows[place].length for place in drawing]) + np.arange(MAX_PASSES)[:, None]
+            floats[_NUM_ARRAYS:, drawing] = uniforms([p.seed for p in params], positions)
         Packed(staged.ravel()).copy_to(self._memory)
 
     def draw(self, logits: torch.Tensor) -> None:

@@ -33,3 +33,4 @@ def test_many_numbers_at_once_are_those_of_each() -> None:
     seeds, positions = [0, 1, 2**63 + 5, 2**64 - 1, 42], np.array([0, 7, 2**40, 1, 99_999])
     expected = [uniform(seed, position) for seed, position in zip(seeds, positions.tolist(), strict=True)]
     assert uniforms(seeds, positions).tolist() == expected
+    assert uniforms(seeds, np.stack((positions + 1, positions)))[1].tolist() == expected

@@ -12,8 +12,6 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 
 NUM_ROWS = 96
-# Others are drawn at the border of two tokens, or of the last ones that top-p keeps.
-MIN_EQUAL = 0.97
 
 
 def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
@@ -30,7 +28,7 @@ def random_sampling(rng: random.Random, vocab_size: int) -> SamplingParams:
 @pytest.mark.parametrize("vocab_size", [300, 32_000, 128_256, 151_936])
 @pytest.mark.parametrize("spread", [1.0, 5.0])
 def test_drafts_are_the_samplers_tokens(vocab_size: int, spread: float) -> None:
-    """In as many passes as there may be."""
+    """In as many passes as there may be, with many equal logits."""
     rng, device = random.Random(vocab_size), torch.device("cuda", 0)
     generator = torch.Generator(device).manual_seed(vocab_size)
     prompts = [[number, 1, 2] for number in range(NUM_ROWS)]
@@ -40,20 +38,15 @@ def test_drafts_are_the_samplers_tokens(vocab_size: int, spread: float) -> None:
     draws = PassDraws(NUM_ROWS, device)
     draws.begin([row.token_ids[-1] for row in rows], rows)
     assert draws.token_ids.tolist() == [2] * NUM_ROWS
-    equal = []
     for number in range(MAX_PASSES):
         logits = torch.randn(NUM_ROWS, vocab_size, generator=generator, device=device).mul_(spread).bfloat16()
         expected = sample(logits.float(), rows).token_ids
-        # Padding rows draw the most likely token.
         draws.draw(logits)
         assert torch.equal(draws.token_ids, draws.drawn[number])
-        is_greedy = [row.sampling.is_greedy for row in rows]
-        same = draws.token_ids == expected
-        assert same[torch.tensor(is_greedy)].all()
-        equal.append(float(same.float().mean()))
+        different = (draws.token_ids != expected).nonzero().flatten().tolist()
+        assert not different, [(rows[place].sampling, int(draws.token_ids[place])) for place in different[:3]]
         for row in rows:
             row.num_drafts += 1
-    assert sum(equal) / MAX_PASSES >= MIN_EQUAL and min(equal) >= MIN_EQUAL - 0.05
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
