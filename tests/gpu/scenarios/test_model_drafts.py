@@ -40,16 +40,21 @@ MIN_EQUAL = {"draft": 0.85, "eagle": 0.95, "mtp": 0.7}
 MIN_ACCEPTED = 0.6
 # Of a model without close tokens.
 MIN_ACCEPTED_OF_ORACLE = 0.95
-# Of logits, against those of a CPU in float32. Experts may change.
-MAX_ERROR = 0.05
+# Median errors of logits by pass, against those of a CPU in float32. Without experts, which rounding may change. Later
+# passes read states that were rounded too.
+MAX_ERRORS = (0.05, 0.1, 0.1)
 NUM_COMPARED = 12
 
 
-def save(directory: Path, source: str, *, counts_up: bool = False) -> EngineConfig:
-    """Saves a model and its drafter. Returns the configuration of an engine with graphs."""
+def save(directory: Path, source: str, *, counts_up: bool = False, has_experts: bool = True) -> EngineConfig:
+    """Saves a model and its drafter. Returns the configuration of an engine with graphs.
+
+    Args:
+        has_experts: of mtp's model and layer.
+    """
     path, drafter = directory / "model", source
     if source == "mtp":
-        save_latent_model(path)
+        save_latent_model(path, num_dense=1 if has_experts else 3)
         add_mtp_layer(path)
     else:
         save_tiny_model(path, head_dim=64)
@@ -206,7 +211,7 @@ def drafter_logits(engine: Engine, token_ids: list[int]) -> tuple[list[int], lis
 @pytest.mark.parametrize("source", SOURCES)
 def test_logits_are_those_of_a_cpu(source: str, graphs: int, tmp_path: Path) -> None:
     """Of each pass, until rounding has changed a draft."""
-    config = save(tmp_path, source)
+    config = save(tmp_path, source, has_experts=False)
     engine = built(config, graphs)
     on_cpu = build_engine(
         replace(config, device="cpu", dtype="float32", num_pages=20), "model-drafts-cpu", lambda doing: None
@@ -224,6 +229,6 @@ def test_logits_are_those_of_a_cpu(source: str, graphs: int, tmp_path: Path) -> 
                 errors[depth].append(float((own - theirs)[is_drafted].norm() / theirs[is_drafted].norm()))
     medians = [statistics.median(of_depth) for of_depth in errors]
     print(f"{source} {graphs}: errors {', '.join(f'{error:.3f}' for error in medians)}, {[len(e) for e in errors]}")
-    assert max(medians) < MAX_ERROR
+    assert all(error < most for error, most in zip(medians, MAX_ERRORS, strict=True))
     engine.close()
     on_cpu.close()
