@@ -65,7 +65,7 @@ class ModelDrafting(StepDrafts):
             of_job = job.drafts = job.drafts or JobDrafts(source=self._source)
             of_job.proposed, of_job.proposed_at = drafts, len(job.sequence.token_ids)
             self._take(job, of_job, self._until_stop(job, drafts))
-        self._depth.drafted(max(counts, default=0), self._clock() - began)
+        self._depth.drafted(max(counts, default=0), self._clock() - began, len(asked))
 
     def _observe(self, job: DecodeJob) -> None:
         """Compares the last drafts with the tokens behind them."""

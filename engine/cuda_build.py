@@ -12,6 +12,9 @@ from tandem.engine.attention.base import AttentionBackend, GraphableBackend
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_costs import DraftCosts
 from tandem.engine.draft_graphs import MAX_ROWS, SIZES, DraftGraphs, draft_graph_sizes
+from tandem.engine.draft_models.drafted_model import DraftedModel
+from tandem.engine.draft_models.graphed_backend import GraphableDraftedBackend
+from tandem.engine.draft_models.pass_graphs import PassGraphs, pass_graph_sizes
 from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs, graph_sizes
@@ -69,7 +72,8 @@ def build_on_gpu(
         logger.warning("%s", SLOW_EXPERTS)
     if config.max_drafts and not max_drafts:
         logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
-    graphs, prefill_graphs, large_graphs, mixed_graphs, draft_graphs = None, None, None, None, None
+    graphs, prefill_graphs, large_graphs, mixed_graphs = None, None, None, None
+    draft_graphs, pass_graphs = None, None
     num_table_pages = layout.num_pages_for(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
     )
@@ -93,9 +97,13 @@ def build_on_gpu(
         mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress, slots)
     if for_graphs is not None and draft_sizes:
         draft_graphs = DraftGraphs(model, for_graphs, device, draft_sizes, num_table_pages, on_progress, slots)
+        if isinstance(model, DraftedModel):
+            sizes = pass_graph_sizes(config.max_batch_size)
+            pass_graphs = _pass_graphs(model, for_graphs, device, sizes, num_table_pages, on_progress)
     draft_costs = None
     if graphs is not None and draft_graphs is not None:
-        draft_costs = DraftCosts(graphs.times_s((1, *SIZES)), draft_graphs.times_s())
+        of_passes = {} if pass_graphs is None else pass_graphs.times_s()
+        draft_costs = DraftCosts(graphs.times_s((1, *SIZES)), draft_graphs.times_s(), of_passes)
     _log_memory(config, memory, num_pages, layout, free_at_start)
     if config.workers_per_gpu > 1:
         keep_forward_memory(memory, device)
@@ -113,6 +121,7 @@ def build_on_gpu(
         mixed_steps=config.mixed_steps,
         mixed_graphs=mixed_graphs,
         draft_graphs=draft_graphs,
+        pass_graphs=pass_graphs,
         ranks=launches,
         slots=slots,
         large_graphs=large_graphs,
@@ -124,6 +133,18 @@ def build_on_gpu(
 def _for_graphs(attention: AttentionBackend, model: Model) -> GraphableBackend | None:
     """Returns the backend if it and the model can be captured."""
     return attention if isinstance(attention, GraphableBackend) and model.is_capturable else None
+
+
+def _pass_graphs(
+    model: DraftedModel,
+    attention: GraphableBackend,
+    device: torch.device,
+    sizes: Sequence[int],
+    max_pages_per_sequence: int,
+    on_progress: Callable[[str], None],
+) -> PassGraphs:
+    assert isinstance(attention, GraphableDraftedBackend)
+    return PassGraphs(model.drafter, attention.drafter, device, sizes, model.dtype, max_pages_per_sequence, on_progress)
 
 
 def _measure(
@@ -159,6 +180,10 @@ def _measure(
     def capture_drafts(sizes: Sequence[int]) -> object:
         return DraftGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
+    def capture_passes(sizes: Sequence[int]) -> object:
+        assert isinstance(model, DraftedModel)
+        return _pass_graphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
+
     has_drafts = config.max_drafts > 0 and attention.computes_drafts
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
@@ -174,6 +199,7 @@ def _measure(
         capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
         capture_large if has_large else None,
+        capture_passes if has_drafts and config.cuda_graph_max_bs and isinstance(model, DraftedModel) else None,
     )
 
 

@@ -11,6 +11,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_graphs import MAX_ROWS, draft_graph_sizes
 from tandem.engine.draft_graphs import SIZES as DRAFT_SIZES
+from tandem.engine.draft_models.pass_graphs import pass_graph_sizes
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import graph_sizes
 from tandem.engine.kvcache.sizing import DeviceMemory
@@ -89,6 +90,7 @@ def measure_memory(
     capture_drafts: Callable[[Sequence[int]], object] | None = None,
     group: RankGroup = SINGLE_GROUP,
     capture_large: Callable[[Sequence[int]], object] | None = None,
+    capture_passes: Callable[[Sequence[int]], object] | None = None,
 ) -> Measured:
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
@@ -100,6 +102,7 @@ def measure_memory(
         capture_drafts: captures graphs of decode steps with drafts, by their rows; None: no such graphs.
         group: ranks that all call this. Their sizes of graphs are the leader's.
         capture_large: captures graphs of more prompts and tokens; None: no such graphs.
+        capture_passes: captures graphs of a drafter's passes, by their sequences; None: no such graphs.
 
     Raises:
         torch.OutOfMemoryError: a forward pass does not fit beside the weights.
@@ -150,6 +153,9 @@ def measure_memory(
     if capture_drafts is not None and config.max_batch_size:
         draft_sizes = draft_graph_sizes(config.max_batch_size, config.max_drafts)
         graphs += _graph_bytes(draft_sizes, capture_drafts) + draft_sizes[-1] * page_table
+    if capture_passes is not None and config.max_batch_size:
+        pass_sizes = pass_graph_sizes(config.max_batch_size)
+        graphs += _graph_bytes(pass_sizes, capture_passes) + pass_sizes[-1] * page_table
     if capture_prefill is not None and config.max_chunk_tokens:
         prefill_sizes = launch_bound_sizes(engine, trials, config.max_chunk_tokens, group=group)
         graphs += _graph_bytes(prefill_sizes, capture_prefill)

@@ -41,6 +41,7 @@ from tandem.engine.upload import to_device
 
 if TYPE_CHECKING:
     from tandem.engine.draft_graphs import DraftGraphs
+    from tandem.engine.draft_models.pass_graphs import PassGraphs
     from tandem.engine.graph_runner import DecodeGraphs, GraphOutput
     from tandem.engine.mixed_graphs import MixedGraphs
     from tandem.engine.prefill_graphs import PrefillGraphs
@@ -77,6 +78,7 @@ class Engine(EngineBase):
         mixed_steps: bool = False,
         mixed_graphs: "MixedGraphs | None" = None,
         draft_graphs: "DraftGraphs | None" = None,
+        pass_graphs: "PassGraphs | None" = None,
         ranks: RankLaunches | None = None,
         slots: AdapterSlots | None = None,
         large_graphs: "PrefillGraphs | None" = None,
@@ -100,7 +102,7 @@ class Engine(EngineBase):
         self._collectives = model.collectives
         if isinstance(model, DraftedModel):
             assert isinstance(attention, DraftedBackend)
-            self.draft_maker = DraftMaker(model, attention, self.device)
+            self.draft_maker = DraftMaker(model, attention, self.device, pass_graphs)
 
     def close(self) -> None:
         if self.follower_adapters is not None:

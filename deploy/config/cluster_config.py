@@ -228,11 +228,6 @@ class ClusterConfig(ClusterOptions):
                 f"{' and '.join(f'`{name}`' for name in ('tp', 'prefill_tp', 'decode_tp') if getattr(self, name) > 1)} "
                 "out",
             )
-        require(
-            self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
-            f"`speculation` {self.speculation} is for `device` cpu, because drafts by a model gain nothing on a GPU "
-            "yet: use `speculation` off",
-        )
 
     def _check_adapters(self) -> None:
         for text in self.lora:

@@ -51,6 +51,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
 
     reads_quantized = True
     computes_mixed = True
+    computes_drafts = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -88,10 +89,11 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     def plan(self, batch: Batch) -> None:
         parts: list[PlannedLatents] = []
         if batch.decoded:
-            plans = self._decode_plans(len(batch.decoded))
+            # Drafts share reads of latents in tiles, as prompts do.
+            num_rows = batch.num_decoded_tokens
+            plans = self._prompt_plans(num_rows) if batch.num_drafts else self._decode_plans(num_rows)
             parts.append(self._plan_absorbed(batch.decoded, plans))
-        num_prompt_tokens = sum(s.extend_len for s in batch.prompts)
-        plans = prompt_plans(num_prompt_tokens, self._num_heads, self._num_sms)
+        plans = self._prompt_plans(sum(s.extend_len for s in batch.prompts))
         for is_expanded, prompts in groupby(batch.prompts, self.expansion.is_faster):
             if not is_expanded:
                 parts.append(self._plan_absorbed(list(prompts), plans))
@@ -114,14 +116,22 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     def _decode_plans(self, num_rows: int) -> LatentPlans:
         return decode_plans(num_rows, self._num_heads, self._num_sms, self._is_quantized)
 
+    def _prompt_plans(self, num_tokens: int) -> LatentPlans:
+        return prompt_plans(num_tokens, self._num_heads, self._num_sms)
+
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
         plans = {size: self._decode_plans(size) for size in batch_sizes}
         return self._graphed(plans, {size: size for size in batch_sizes}, max_pages_per_sequence)
 
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        plans = {size: self._prompt_plans(size) for size in sizes}
+        # Each token may be of another sequence, and padding is one more.
+        return self._graphed(plans, {size: size + 1 for size in sizes}, max_pages_per_sequence)
+
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        plans = {size: prompt_plans(size, self._num_heads, self._num_sms) for size in sizes}
+        plans = {size: self._prompt_plans(size) for size in sizes}
         # Padding is one more sequence.
         return self._graphed(plans, dict.fromkeys(sizes, max_sequences + 1), max_pages_per_sequence)
 

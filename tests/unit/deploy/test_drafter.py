@@ -51,7 +51,7 @@ def test_several_ranks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("speculation", ["draft:m", "eagle:.", "mtp"])
-def test_gpus_are_refused(speculation: str) -> None:
-    with pytest.raises(ValueError, match=f"^`speculation` {speculation} is for `device` cpu, because drafts by"):
-        ClusterConfig("m", device="cuda", speculation=speculation)
+def test_engines_on_gpus_have_drafters_and_graphs_of_drafts(speculation: str) -> None:
+    engine = ClusterConfig("m", device="cuda", speculation=speculation).engine("/m")
+    assert engine.drafter == speculation and engine.max_drafts > 0
     assert ClusterConfig("m", device="cuda", speculation="ngram").engine("/m").drafter == ""

@@ -99,3 +99,6 @@ def test_drafts_cost_what_the_next_size_takes() -> None:
     assert list(costs.extras_s(3, 5)) == [(5, pytest.approx(0.5))]
     assert list(costs.extras_s(8, 4)) == [(4, pytest.approx(1.0))]
     assert not list(costs.extras_s(16, 4))
+    assert costs.pass_s(1) == 0.0
+    costs = DraftCosts({1: 4.0}, {2: 4.1}, {1: 0.5, 4: 0.75})
+    assert [costs.pass_s(rows) for rows in (1, 2, 4, 5)] == [0.5, 0.75, 0.75, 0.75]

@@ -244,6 +244,9 @@ def test_steps_with_drafts_are_measured(model_dir: str, monkeypatch: pytest.Monk
     # A worker without decode steps has none.
     measured = measure_memory(engine, replace(config, max_batch_size=0), 1000 * MIB, None, None, None, capture)
     assert len(tried) == 1 and measured.memory.graphs == 0
+    measured = measure_memory(engine, config, 1000 * MIB, None, None, None, capture_passes=capture)
+    # The largest of the sizes up to 16 sequences.
+    assert tried[1:] == [(1, 2, 4, 8, 16)] and measured.memory.graphs == 4 * 16 * 4
     engine.max_drafts = 0
     device.batches.clear()
     measure_memory(engine, config, 1000 * MIB, None, None, None)
