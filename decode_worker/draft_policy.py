@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.engine.draft_costs import DraftCosts
+from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
 
 # Drafts of a request in a step at most: eight rows with its last token.
@@ -81,12 +82,14 @@ class DraftPolicy:
         """
         counts = [0] * len(proposals)
         times = self._timer.times()
-        if not times.step_s or (self._price is not None and not self._price.allows_drafts):
+        step_s = self._plain_s(times, num_requests, num_context)
+        if not step_s or (self._price is not None and not self._price.allows_drafts):
             return counts
-        step_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
         limit_s = FILLED * self._objective_s
         if step_s >= limit_s:
             limit_s = float("inf")
+        if self._price is not None:
+            limit_s = min(limit_s, self._price.limit_s)
         chances = [
             (chance, number)
             for number, (acceptance, num_drafts) in enumerate(proposals)
@@ -111,20 +114,16 @@ class DraftPolicy:
             counts[number] += 1
         return counts
 
-    def timed(self, seconds: float | None, num_tokens: int) -> None:
-        """Takes the time of a step, from the end of the step before.
+    def timed(self, step: StepTime) -> None:
+        """Takes the time of a step."""
+        if self._price is not None:
+            self._price.passed(step, self._price.uncorrected_s(self._device_s), self._num_tokens)
 
-        Args:
-            seconds: None of a step without drafts, or after a pause.
-            num_tokens: sampled and accepted ones of all requests.
-        """
-        if self._price is None:
-            return
-        if seconds is None or not self._device_s:
-            self._price.rested()
-        else:
-            expected_s = self._price.uncorrected_s(self._device_s)
-            self._price.drafted(expected_s, seconds, num_tokens / self._num_tokens)
+    def _plain_s(self, times: ForwardTimes, num_requests: int, num_context: int) -> float | None:
+        """Returns the time of a step without drafts; None or 0 if it is not known."""
+        if self._price is not None:
+            return self._price.plain_s(num_requests)
+        return times.step_s and times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
 
     def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
         """Yields numbers of drafts and the seconds that they add to a step."""

@@ -12,6 +12,7 @@ from tandem.decode_worker.drafters.base import Drafter
 from tandem.decode_worker.drafters.shared import SharedLookup, SharedOutputs
 from tandem.decode_worker.drafters.table import DRAFTERS
 from tandem.decode_worker.job import DecodeJob, JobDrafts
+from tandem.decode_worker.overlap_price import StepTime
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Drafted
@@ -51,8 +52,8 @@ class StepDrafts(ABC):
             may_grow: whether drafts may take free pages.
         """
 
-    def timed(self, seconds: float | None, num_tokens: int) -> None:
-        """As DraftPolicy.timed."""
+    def timed(self, step: StepTime) -> None:
+        """Takes the time of a step."""
         return
 
     @property
@@ -146,9 +147,9 @@ class Drafting(StepDrafts):
             room = self._room(job, min(len(drafts), max(0, num_left)), num_reserved)
             num_left -= self._take(job, of_job, drafts[:room])
 
-    def timed(self, seconds: float | None, num_tokens: int) -> None:
+    def timed(self, step: StepTime) -> None:
         if self._policy is not None:
-            self._policy.timed(seconds, num_tokens)
+            self._policy.timed(step)
 
     def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""
