@@ -215,11 +215,10 @@ class ClusterConfig(ClusterOptions):
                 "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
                 "share_cache_between_keys out",
             )
-        if self._speculation != NO_SPECULATION:
-            require(
-                self.max_degree == 1,
-                f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
-            )
+        require(
+            self.max_degree == 1 or not parse_speculation(self._speculation).is_by_model,
+            f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
+        )
         require(
             self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
             f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: "

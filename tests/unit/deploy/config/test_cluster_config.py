@@ -75,8 +75,8 @@ from tandem.worker.config import WorkerConfig
             "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, speculation="ngram"),
-            "^speculation ngram is for workers of one rank: leave it out, or tp$",
+            lambda: ClusterConfig("m", tp=2, speculation="mtp"),
+            "^speculation mtp is for workers of one rank: leave it out, or tp$",
         ),
         (
             lambda: ClusterConfig("m", speculation="ngram", speculation_shared=True),
@@ -88,8 +88,8 @@ from tandem.worker.config import WorkerConfig
             "^speculation_shared drafts from the outputs of one API key only",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, speculation="auto"),
-            "^speculation auto is for workers of one rank: leave it out, or tp$",
+            lambda: ClusterConfig("m", tp=2, speculation="draft:small"),
+            "^speculation draft:small is for workers of one rank: leave it out, or tp$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
