@@ -298,7 +298,7 @@ def outputs_of(engine: Engine, speculation: str) -> tuple[dict[str, list[int]], 
     worker = LocalWorker(engine, PrefillConfig(8), DecodeConfig(speculation=speculation), take)
     for number in range(5):
         # Two allowed tokens repeat each other also where a model is random.
-        chance = {"temperature": 1.0, "seed": number, "allowed_token_ids": (3, 9)} if number % 2 else {}
+        chance: dict[str, Any] = {"temperature": 1.0, "seed": number, "allowed_token_ids": (3, 9)} if number % 2 else {}
         worker.submit(f"r{number}", rng.choices(range(32), k=4) * 3, SamplingParams(24, **chance))
     worker.run_until(lambda: len(ended) == 5, 60.0)
     assert worker.scheduler.check_integrity() == ""
