@@ -90,12 +90,14 @@ class DraftPolicy:
             limit_s = float("inf")
         if self._price is not None:
             limit_s = min(limit_s, self._price.limit_s)
-        chances = [
-            (chance, number)
-            for number, (acceptance, num_drafts) in enumerate(proposals)
-            for depth in range(1, num_drafts - num_unknown + 1)
-            if (chance := acceptance ** (num_unknown + depth)) >= LEAST_CHANCE
-        ]
+        chances = []
+        for number, (acceptance, num_drafts) in enumerate(proposals):
+            chance = acceptance**num_unknown
+            for _ in range(num_drafts - num_unknown):
+                chance *= acceptance
+                if chance < LEAST_CHANCE:
+                    break
+                chances.append((chance, number))
         chances.sort(reverse=True)
         # With each number of drafts.
         num_tokens = [*accumulate((chance for chance, _ in chances), initial=float(num_requests))]

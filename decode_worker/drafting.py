@@ -19,6 +19,8 @@ from tandem.messages import Drafted
 
 # Drafts of a request in a step at most, without a policy.
 MAX_DRAFTS = 4
+# Requests of a step to look at for whether drafts would pay, in turn, while they do not.
+MAX_SAMPLED = 32
 # For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
 MAX_GRAMMAR_CPU_S = 0.01
 
@@ -129,6 +131,8 @@ class Drafting(StepDrafts):
         self._drafter = DRAFTERS.load(source)
         self._policy = policy
         self._shared = shared
+        # Whether drafts would have paid when all requests were last looked at, and the last sample of them.
+        self._pays, self._turn = True, 0
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
@@ -136,8 +140,15 @@ class Drafting(StepDrafts):
             return False
         if self._policy is None:
             return True
-        proposals = self._proposals(jobs)
-        return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
+        share = -(-len(jobs) // MAX_SAMPLED)
+        if share > 1 and not self._pays:
+            # Searches for all might take longer than the step in flight.
+            self._turn = (self._turn + 1) % share
+            sampled = self._proposals(jobs[self._turn :: share])
+            if not any(self._best_counts(sampled * share, jobs, num_unknown=1)):
+                return False
+        self._pays = any(self._best_counts(self._proposals(jobs), jobs, num_unknown=1))
+        return self._pays
 
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         num_reserved = self.num_reserved(running) if may_grow else None
@@ -157,6 +168,7 @@ class Drafting(StepDrafts):
         if self._policy is None or not proposals:
             return proposals
         counts = self._best_counts(proposals, jobs)
+        self._pays = any(counts)
         return [
             (job, of_job, drafts[:count])
             for (job, of_job, drafts), count in zip(proposals, counts, strict=True)

@@ -51,6 +51,13 @@ def test_no_batch_loses_tokens_per_second(batch_size: int, acceptance: float, sh
     assert found >= max(LEAST_RATE, GAINS.get((batch_size, acceptance), 0.0) / share)
 
 
+@pytest.mark.parametrize("batch_size", [64, pytest.param(128, marks=pytest.mark.slow)])
+def test_slow_searches_for_drafts_lose_no_tokens_per_second(batch_size: int) -> None:
+    """For all requests of a step they would take longer than the step."""
+    found = rate(batch_size, AUTO_SPECULATION, 0.0, Times(search_s=1e-4))
+    assert found >= LEAST_RATE * off(batch_size)
+
+
 def percentile(speculation: str, acceptance: float, *, mixes: bool) -> float:
     worker = TimedWorker(NUM_STREAMS, speculation, acceptance, Times(), mixes=mixes)
     rng, arrivals = random.Random(0), [0.0]
