@@ -198,11 +198,13 @@ class Drafting(StepDrafts):
             if job.drafts is None:
                 job.drafts = JobDrafts(self._new_drafter(job))
             of_job = job.drafts
+            were_wrong = False
             if self._policy is not None and of_job.proposed:
                 sampled = sequence.token_ids[of_job.proposed_at :]
                 source = of_job.source
                 known = of_job.acceptance[source]
                 of_job.acceptance[source] = self._policy.observe(source, known, of_job.proposed, sampled)
+                were_wrong = sampled[:1] != [*of_job.proposed[:1]]
             # A drafter of the user's own may propose more.
             assert of_job.drafter is not None
             proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
@@ -211,6 +213,8 @@ class Drafting(StepDrafts):
                 of_job.acceptance.setdefault(of_job.source, self._policy.usual_acceptance(of_job.source))
             of_job.proposed = self._until_stop(job, proposed)
             of_job.proposed_at = len(sequence.token_ids)
+            if were_wrong and self._policy is not None:
+                self._policy.renewed(has_drafts=bool(of_job.proposed))
             if of_job.proposed:
                 proposals.append((job, of_job, of_job.proposed))
         return proposals

@@ -55,9 +55,9 @@ class Times:
     drafted_share: float = 1.0
     kv_token_s: float = 1e-8
     prompt_token_s: float = 17e-6
-    launch_s: float = 3.5e-4
+    launch_s: float = 6e-4
     prompt_launch_s: float = 1.2e-2
-    row_s: float = 2e-6
+    row_s: float = 8e-6
     search_s: float = 5e-6
 
 

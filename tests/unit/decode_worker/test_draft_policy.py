@@ -260,3 +260,15 @@ def test_unknown_tokens_must_be_right_first(overlapping: tuple[Device, Pace]) ->
     assert device.policy.choose(proposals, 1, context, num_unknown=1) == [0]
     assert device.policy.choose([(1.0, MAX_DRAFTS)], 1, context, num_unknown=1) == [MAX_DRAFTS - 1]
     assert device.policy.choose([(1.0, 1)], 1, context, num_unknown=1) == [0]
+    # No request may need another step.
+    assert device.policy.choose([], 0, 0, num_unknown=1) == []
+
+
+def test_drafts_again_behind_wrong_ones_are_worth_the_wait(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    pace.host_s = 0.5 * STEP_S
+    for has_drafts in (False, True):
+        for _ in range(500):
+            device.policy.renewed(has_drafts=has_drafts)
+        [count] = device.policy.choose([(0.6, MAX_DRAFTS)], 1, CONTEXT, num_unknown=1)
+        assert (count > 0) == has_drafts
