@@ -129,6 +129,10 @@ class DraftPolicy:
             counts[number] += 1
         return counts
 
+    def step_s(self, num_requests: int) -> float | None:
+        """Returns the time of a step without drafts where steps overlap; None if it is not known."""
+        return self._price.plain_s(num_requests) if self._price is not None and num_requests else None
+
     def timed(self, step: StepTime) -> None:
         """Takes the time of a step."""
         if self._price is not None:

@@ -1,8 +1,9 @@
 """Speculation: drafts of a decode step's requests, and their counts."""
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tandem.decode_worker import draft_policy
@@ -19,8 +20,10 @@ from tandem.messages import Drafted
 
 # Drafts of a request in a step at most, without a policy.
 MAX_DRAFTS = 4
-# Requests of a step to look at for whether drafts would pay, in turn, while they do not.
-MAX_SAMPLED = 32
+# Share of a step without drafts for searches, while drafts do not pay. They take requests in turn.
+SEARCH_SHARE = 0.02
+# Weight of a step in the mean time of a search.
+SEARCH_WEIGHT = 1 / 16
 # For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
 MAX_GRAMMAR_CPU_S = 0.01
 
@@ -120,6 +123,7 @@ class Drafting(StepDrafts):
         cache: CacheManager,
         policy: DraftPolicy | None = None,
         shared: SharedOutputs | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -131,8 +135,11 @@ class Drafting(StepDrafts):
         self._drafter = DRAFTERS.load(source)
         self._policy = policy
         self._shared = shared
+        self._clock = clock
         # Whether drafts would have paid when all requests were last looked at, and the last sample of them.
         self._pays, self._turn = True, 0
+        # Of a request, in seconds.
+        self._search_s = 0.0
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
@@ -140,14 +147,17 @@ class Drafting(StepDrafts):
             return False
         if self._policy is None:
             return True
-        share = -(-len(jobs) // MAX_SAMPLED)
-        if share > 1 and not self._pays:
+        if not self._pays:
             # Searches for all might take longer than the step in flight.
-            self._turn = (self._turn + 1) % share
-            sampled = self._proposals(jobs[self._turn :: share])
-            if not any(self._best_counts(sampled * share, jobs, num_unknown=1)):
-                return False
-        self._pays = any(self._best_counts(self._proposals(jobs), jobs, num_unknown=1))
+            step_s = self._policy.step_s(len(jobs))
+            num_turns = max(1, math.ceil(len(jobs) * self._search_s / (SEARCH_SHARE * step_s))) if step_s else 1
+            self._turn = (self._turn + 1) % num_turns
+            sampled = self._timed_proposals(jobs[self._turn :: num_turns])
+            pays = any(self._best_counts(sampled * num_turns, jobs, num_unknown=1))
+            if num_turns == 1 or not pays:
+                self._pays = pays
+                return pays
+        self._pays = any(self._best_counts(self._timed_proposals(jobs), jobs, num_unknown=1))
         return self._pays
 
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
@@ -174,6 +184,13 @@ class Drafting(StepDrafts):
             for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
             if count
         ]
+
+    def _timed_proposals(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
+        began = self._clock()
+        proposals = self._proposals(jobs)
+        if jobs:
+            self._search_s += SEARCH_WEIGHT * ((self._clock() - began) / len(jobs) - self._search_s)
+        return proposals
 
     def _best_counts(
         self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0

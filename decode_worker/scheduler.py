@@ -141,7 +141,7 @@ class DecodeScheduler(ForwardScheduler):
             if speculation.is_by_model:
                 depth = DraftDepth(self._timer, objective_s, engine.draft_costs, price)
                 return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
-        return Drafting(source, engine, self._cache, policy, self._shared_outputs)
+        return Drafting(source, engine, self._cache, policy, self._shared_outputs, self._clock)
 
     @property
     def num_running(self) -> int:
