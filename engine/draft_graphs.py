@@ -101,13 +101,14 @@ class DraftGraphs:
         return GraphOutput(self._logits[:num_rows], self._token_ids[:num_rows])
 
     def times_s(self) -> dict[int, float]:
-        """Measures the device's time of each size, of different tokens without a context."""
+        """Measures the device's time of each size, of different tokens without a context.
+        Experts count them, because rows that do not count choose none."""
         times_s = {}
         for size in self._sizes:
             graph = self._graphs[size]
             graph.attention.plan(())
             ids = np.arange(size, dtype=np.int64) % self._model.config.vocab_size
-            Packed(np.concatenate((ids, staged_rows(0, 0)))).copy_to(graph.staged)
+            Packed(np.concatenate((ids, staged_rows(size, size)))).copy_to(graph.staged)
             times_s[size] = shortest_s(partial(graph.graph.replay, None))
         return times_s
 

@@ -243,7 +243,9 @@ class Engine(EngineBase):
         sequences: Sequence[SampledRow] = batch.sequences
         if self._draft_graphs is not None and batch.num_drafts:
             output = self._draft_graphs.run(batch)
-            sequences = batch.sampled_rows()
+            # No row behind a draft needs more than its sequence's first.
+            if not all(s.needs_argmax_only for s in batch.sequences):
+                sequences = batch.sampled_rows()
         elif batch.mode == "decode" and self._graphs is not None:
             output = self._graphs.run(batch, fed_ids)
         elif batch.mode == "prefill":

@@ -221,12 +221,12 @@ class ClusterConfig(ClusterOptions):
             shared = "speculation_shared drafts from the outputs of one API key only"
             require(bool(self.api_keys), f"{shared}: give api_keys or api_key_file")
             require(not self.share_cache_between_keys, f"{shared}: leave share_cache_between_keys out")
-        if self._speculation != NO_SPECULATION:
+        if parse_speculation(self._speculation).is_by_model:
+            degrees = [f"`{name}`" for name in ("tp", "prefill_tp", "decode_tp") if getattr(self, name) > 1]
             require(
                 self.max_degree == 1,
-                f"`speculation` {self.speculation} is for workers of one rank: use `speculation` off, or leave "
-                f"{' and '.join(f'`{name}`' for name in ('tp', 'prefill_tp', 'decode_tp') if getattr(self, name) > 1)} "
-                "out",
+                f"`speculation` {self.speculation} is for workers of one rank: use `speculation` off, auto or ngram, or "
+                f"leave {' and '.join(degrees)} out",
             )
 
     def _check_adapters(self) -> None:

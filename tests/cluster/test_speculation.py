@@ -28,7 +28,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "1p1d": {"num_prefill": 1, "num_decode": 1},
     "both": {"num_prefill": 0, "num_decode": 0, "num_both": 1},
 }
-VICTIMS = ("decode-0", "both-0")
+RANKS = {"num_prefill": 1, "num_decode": 1, "decode_tp": 2}
+VICTIMS = ("decode-0", "both-0", "decode-0")
 MAX_TOKENS = 40
 # Enough to be running when the worker leaves.
 MOVED_TOKENS = 200
@@ -50,7 +51,7 @@ TEXT_PROMPTS = (
 
 
 def layouts(base: ClusterConfig) -> Iterator[ClusterConfig]:
-    for counts in LAYOUTS.values():
+    for counts in (*LAYOUTS.values(), RANKS):
         yield QuickConfig(
             base.model, num_pages=base.num_pages, num_threads=1, grpc_port=0, http_port=0, speculation="ngram", **counts
         )
@@ -110,7 +111,14 @@ def test_moved_streams_have_the_tokens_of_transformers(tiny_workers: ServedClust
     assert num_drafted > num_accepted > 0
 
 
-@pytest.mark.parametrize("layout", [pytest.param(0, id="1p1d"), pytest.param(1, id="both", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(0, id="1p1d"),
+        pytest.param(1, id="both", marks=pytest.mark.slow),
+        pytest.param(2, id="two ranks", marks=pytest.mark.slow),
+    ],
+)
 def test_tokens_are_those_of_transformers(
     layout: int, clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
 ) -> None:

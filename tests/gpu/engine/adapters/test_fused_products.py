@@ -90,6 +90,5 @@ def test_other_gpus_take_other_kernels(
     properties = SimpleNamespace(multi_processor_count=num_multiprocessors, shared_memory_per_block_optin=shared_memory)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
-    for kind in (QKV, O, GATE_UP, DOWN):
-        product = Product(kind, 32)
-        assert product.products.shape(32, product.linear, product.case.weights, is_gated=product.is_gated) is None
+    product = Product(RANK_16, 32)
+    assert product.products.shape(32, product.linear, product.case.weights) is None

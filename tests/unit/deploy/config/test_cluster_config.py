@@ -75,8 +75,8 @@ from tandem.worker.config import WorkerConfig
             "^`prefill_tp` is for prefill workers, and this cluster has none: use `tp`$",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, speculation="ngram"),
-            "^`speculation` ngram is for workers of one rank: use `speculation` off, or leave `tp` out$",
+            lambda: ClusterConfig("m", tp=2, speculation="mtp"),
+            "^`speculation` mtp is for workers of one rank: use `speculation` off, auto or ngram, or leave `tp` out$",
         ),
         (
             lambda: ClusterConfig("m", speculation="ngram", speculation_shared=True),
@@ -87,8 +87,9 @@ from tandem.worker.config import WorkerConfig
             "^speculation_shared drafts from the outputs of one API key only: leave share_cache_between_keys out$",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, decode_tp=4, speculation="auto"),
-            "^`speculation` auto is for workers of one rank: use `speculation` off, or leave `tp` and `decode_tp` out$",
+            lambda: ClusterConfig("m", tp=2, decode_tp=4, speculation="draft:small"),
+            "^`speculation` draft:small is for workers of one rank: use `speculation` off, auto or ngram, or leave `tp` "
+            "and `decode_tp` out$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
