@@ -225,8 +225,8 @@ class ClusterConfig(ClusterOptions):
             degrees = [f"`{name}`" for name in ("tp", "prefill_tp", "decode_tp") if getattr(self, name) > 1]
             require(
                 self.max_degree == 1,
-                f"`speculation` {self.speculation} is for workers of one rank: use `speculation` off, auto or ngram, or "
-                f"leave {' and '.join(degrees)} out",
+                f"`speculation` {self.speculation} is for workers of one rank: use `speculation` off, auto or ngram, "
+                f"or leave {' and '.join(degrees)} out",
             )
 
     def _check_adapters(self) -> None:

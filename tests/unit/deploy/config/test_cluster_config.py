@@ -88,8 +88,8 @@ from tandem.worker.config import WorkerConfig
         ),
         (
             lambda: ClusterConfig("m", tp=2, decode_tp=4, speculation="draft:small"),
-            "^`speculation` draft:small is for workers of one rank: use `speculation` off, auto or ngram, or leave `tp` "
-            "and `decode_tp` out$",
+            "^`speculation` draft:small is for workers of one rank: use `speculation` off, auto or ngram, or leave "
+            "`tp` and `decode_tp` out$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
