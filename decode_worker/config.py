@@ -55,5 +55,6 @@ class DecodeConfig(DecodeOptions):
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
         require(
             parse_speculation(self.speculation).is_lookup or not self.speculation_shared,
-            f"speculation_shared is for speculation auto and ngram, not {self.speculation}: leave one of them out",
+            f"speculation_shared is for `speculation` auto and ngram, not {self.speculation}: leave it out, or use one "
+            "of these",
         )

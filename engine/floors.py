@@ -26,13 +26,19 @@ class Limits(NamedTuple):
 
 
 def decode_floor(
-    model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
+    model: ModelConfig,
+    limits: Limits,
+    batch_size: int,
+    kv_len: int,
+    kv_cache_dtype: str = "auto",
+    num_rows: int | None = None,
 ) -> float:
     """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products and
-    attention over latents, whichever is longer."""
-    num_bytes = read_weight_bytes(model, batch_size) + batch_size * read_kv_bytes(model, kv_len, kv_cache_dtype)
-    products = common_flops(model, batch_size, batch_size) + expert_flops(model, batch_size)
-    products += batch_size * (latent_decode_flops(model, _attended(model, kv_len)) + index_flops(model, kv_len))
+    attention over latents, whichever is longer. Args: num_rows: tokens and drafts; None: a token of each sequence."""
+    num_rows = batch_size if num_rows is None else num_rows
+    num_bytes = read_weight_bytes(model, num_rows) + batch_size * read_kv_bytes(model, kv_len, kv_cache_dtype)
+    products = common_flops(model, num_rows, num_rows) + expert_flops(model, num_rows)
+    products += num_rows * (latent_decode_flops(model, _attended(model, kv_len)) + index_flops(model, kv_len))
     return max(num_bytes / limits.copy_bandwidth, products / limits.matmul_rate)
 
 

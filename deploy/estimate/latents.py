@@ -6,6 +6,8 @@ from tandem.engine.models.config import ModelConfig
 # reads latents, and overhead per layer of the kernels that attention by head does not have.
 LATENT_READ_SHARE = 0.95
 LATENT_LAYER_S = 25e-6
+# Steps of so few rows have fewer kernels, without that overhead.
+MAX_FEW_ROWS = 4
 
 
 def expansion_flops(model: ModelConfig, num_before: int) -> int:

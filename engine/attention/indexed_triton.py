@@ -12,6 +12,7 @@ from tandem.engine.attention.base import Index, LatentHeads
 from tandem.engine.attention.indexed_layout import IndexedLayout
 from tandem.engine.attention.indexed_reference import IndexedReferenceAttention, Places
 from tandem.engine.attention.latent_kernels import attend
+from tandem.engine.attention.latent_layout import LatentPages
 from tandem.engine.attention.latent_plan import decode_plans
 from tandem.engine.attention.latent_triton import LatentTritonAttention
 from tandem.engine.attention.scales import KvScales
@@ -71,12 +72,13 @@ class IndexedTritonAttention(IndexedReferenceAttention):
     def __init__(self, pool: CudaKvPool, num_q_heads: int, kv_scales: KvScales | None = None) -> None:
         super().__init__(pool, num_q_heads)
         self._num_heads = num_q_heads
-        self._num_programs = torch.cuda.get_device_properties(self._device).multi_processor_count
+        self._num_sms = torch.cuda.get_device_properties(self._device).multi_processor_count
         pages, token_dim = pool.memory.view(getattr(torch, self._layout.dtype)), self._layout.latents.token_dim
         self._numbers_per_page = pages.stride(0)
         num_numbers = (len(pages) - 1) * self._numbers_per_page + pages.shape[1]
         num_units = (num_numbers - token_dim) // UNIT + 1
-        self._units = pages.as_strided((num_units, 1, 1, token_dim), (UNIT, 0, token_dim, 1))
+        units = pages.as_strided((num_units, 1, 1, token_dim), (UNIT, 0, token_dim, 1))
+        self._units = LatentPages(*units.tensor_split((self._layout.kv_rank,), dim=-1))
         self._decode: _Decode | None = None
         # Made in the first layer, which knows how many tokens are chosen.
         self._sums: _Sums | None = None
@@ -150,7 +152,7 @@ class IndexedTritonAttention(IndexedReferenceAttention):
             log_sums,
             sums.most_parts,
             scale,
-            self._num_programs,
+            self._num_sms,
             out,
         )
         return out
@@ -162,7 +164,7 @@ class IndexedTritonAttention(IndexedReferenceAttention):
             # A decoded sequence with pages of one token each, whose ids are known later.
             sequences.append(TokenSequence([], 0, array("i", bytes(4 * count)), cached_len=count - 1))
             sequences[-1].device_len = count
-        plans = decode_plans(len(num_chosen), self._num_heads, self._num_programs)
+        plans = decode_plans(len(num_chosen), self._num_heads, self._num_sms)
         plan = plans.build(replace(self._layout.latents, page_size=1), sequences)
         at = np.concatenate([row * stride + np.arange(count) for row, count in enumerate(num_chosen)])
         at_device, items, merges = Packed(at, plan.items, plan.merges).to(self._device)

@@ -21,6 +21,9 @@ MAX_IDLE = 0.15
 # Tokens of a part where tiles are as many as programs.
 FULL_PART = 1024
 MIN_TILE_ROWS, MAX_TILE_ROWS = 16, 64
+# Items of quantized latents that a multiprocessor computes at once, if their tiles have at most so many rows
+# (latent_stream.py).
+STREAMS, MAX_STREAM_ROWS = 2, 32
 # Rows of the parts that a decoded sequence may have in a large batch: a long one beside short ones ends sooner.
 PART_ROWS = 128
 
@@ -54,6 +57,7 @@ class LatentPlans:
 
     Attributes:
         tile_rows: rows of a tile.
+        num_programs: that compute items side by side.
         most_parts: of a tile.
     """
 
@@ -76,6 +80,7 @@ class LatentPlans:
         self._num_tokens = num_tokens
         self._num_heads = num_heads
         self.tile_rows = tile_rows
+        self.num_programs = num_programs
         num_parts = num_programs // num_tiles
         if num_programs - num_parts * num_tiles > MAX_IDLE * num_programs:
             num_parts = 2 * num_programs // num_tiles
@@ -149,11 +154,13 @@ class LatentPlans:
         return plan._replace(items=items, merges=merges)
 
 
-def decode_plans(num_rows: int, num_heads: int, num_programs: int) -> LatentPlans:
+def decode_plans(num_rows: int, num_heads: int, num_multiprocessors: int, is_quantized: bool = False) -> LatentPlans:
+    """Args: num_rows: tokens of a step; is_quantized: latents are."""
     tile_rows = MIN_TILE_ROWS
     while tile_rows < min(num_heads, MAX_TILE_ROWS):
         tile_rows *= 2
     num_tiles = num_rows * -(-num_heads // tile_rows)
+    num_programs = num_multiprocessors * (STREAMS if is_quantized and tile_rows <= MAX_STREAM_ROWS else 1)
     return LatentPlans(
         num_rows, num_heads, tile_rows, num_programs, num_tiles=num_tiles, min_parts=PART_ROWS // tile_rows
     )

@@ -1,5 +1,6 @@
 """Products of tens to about a thousand rows, on Hopper's tensor cores (balanced_products.cu). Needs CUDA."""
 
+import copy
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ ALIGNMENT = 1024
 GATED_ROWS = 8
 # Numbers of a block's largest tile.
 MAX_TILE = 128 * 256
+# Steps that a block takes at least, if it does not have the device alone.
+FINE_UNIT = 4
 DTYPES = torch.bfloat16, FP8_DTYPE
 
 
@@ -34,6 +37,7 @@ class BalancedProducts:
         self._device = device
         self._is_supported = torch.cuda.get_device_capability(device) == CAPABILITY
         self._num_sms = properties.multi_processor_count
+        self._num_left = 0
         self._shared_memory = properties.shared_memory_per_block_optin
         # With the number of clusters that run at once.
         self._kernels: dict[tuple[BalancedTile, bool, bool], tuple[CudaKernel, int]] = {}
@@ -60,6 +64,12 @@ class BalancedProducts:
         _, max_clusters = self.kernel(tile, is_gated=is_gated, is_fp8=product.kind != "plain")
         num_clusters = deal(tile, num_tokens, len(linear.weight), SWIZZLE, max_clusters).num_clusters
         return tile if num_clusters <= max_clusters else None
+
+    def leaving(self, num_sms: int) -> "BalancedProducts":
+        """Returns products that leave multiprocessors to other kernels, with the same kernels and memory."""
+        products = copy.copy(self)
+        products._num_left = num_sms
+        return products
 
     def multiply(
         self,
@@ -91,6 +101,10 @@ class BalancedProducts:
         assert numbers.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
         is_fp8 = scales is not None
         kernel, max_clusters = self.kernel(tile, is_gated=is_gated, is_fp8=is_fp8)
+        if self._num_left:
+            max_clusters = min(max_clusters, (self._num_sms - self._num_left) // tile.cluster)
+            # The unit was chosen for all multiprocessors.
+            tile = tile._replace(unit=min(tile.unit, FINE_UNIT))
         dealt = deal(tile, num_tokens, num_rows, in_size * numbers.element_size(), max_clusters)
         depth = SWIZZLE // numbers.element_size()
         weights = weight

@@ -34,6 +34,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "attention": ("engine/attention",),
     "models": ("engine/models",),
     "engine": (
+        "engine/draft_models",
         "engine/test_dry_run.py",
         "engine/test_engine.py",
         "engine/test_graph_runner.py",

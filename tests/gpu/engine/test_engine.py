@@ -189,10 +189,12 @@ def test_mixed_forward_matches_two_forwards(model_dir: Path, backend: str, graph
     assert_close(mixed, apart)
 
 
-def assert_close(logprobs: torch.Tensor, expected: torch.Tensor, *, in_8_bits: bool = False) -> None:
+def assert_close(
+    logprobs: torch.Tensor, expected: torch.Tensor, *, in_8_bits: bool = False, mean: float = 0.03
+) -> None:
     """Compare with tolerance: rounding depends on the number of rows, logits are large, and 8-bit pages differ more."""
     factor = 3 if in_8_bits else 1
-    assert (logprobs - expected).abs().mean() < 0.03 * factor
+    assert (logprobs - expected).abs().mean() < mean * factor
     assert torch.allclose(logprobs, expected, atol=0.2 * factor, rtol=0)
 
 

@@ -48,6 +48,19 @@ def test_products(kind: Kind, num_rows: int, in_size: int, outputs: int, cluster
             check(result, exact, linear, is_gated=is_gated, residual=residual)
 
 
+@pytest.mark.parametrize("kind", ["plain", "channel"])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_products_that_leave_multiprocessors(kind: Kind, cluster: int) -> None:
+    from tandem.engine.layers.balanced_products import BalancedProducts
+
+    products = BalancedProducts(torch.device("cuda", 0)).leaving(16)
+    linear = make(kind, 4096, 4096)
+    for num_tokens in NUM_TOKENS:
+        x, exact = inputs(linear, num_tokens)
+        size = tile(num_tokens, 64, cluster, 1)._replace(unit=32)
+        check(products.multiply(x, linear, size), exact, linear, is_gated=False, residual=None)
+
+
 @pytest.mark.parametrize("num_tokens", [33, 300, 512, 1024])
 def test_a_rows_bits_do_not_depend_on_others(num_tokens: int) -> None:
     from tandem.engine.layers.balanced_products import BalancedProducts

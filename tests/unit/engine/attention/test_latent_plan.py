@@ -142,3 +142,10 @@ def test_long_sequences_have_parts_in_large_batches() -> None:
 def test_parts_of_few_long_sequences_fill_the_programs_once(batch_size: int, num_heads: int) -> None:
     plan = decode_plans(batch_size, num_heads, NUM_PROGRAMS).build(LAYOUT, sequences_of([(16_383, 1)] * batch_size))
     assert 0.85 * NUM_PROGRAMS <= len(items_of(plan)) <= NUM_PROGRAMS
+
+
+def test_quantized_latents_have_two_items_on_a_multiprocessor() -> None:
+    plans = decode_plans(1, 16, NUM_PROGRAMS, is_quantized=True)
+    assert (plans.num_programs, decode_plans(1, 16, NUM_PROGRAMS).num_programs) == (2 * NUM_PROGRAMS, NUM_PROGRAMS)
+    # Tiles of 64 rows have no room for two.
+    assert decode_plans(1, 128, NUM_PROGRAMS, is_quantized=True).num_programs == NUM_PROGRAMS
