@@ -68,7 +68,7 @@ def build_on_gpu(
     if not model.is_capturable and config.dtype != "float32":
         logger.warning("%s", SLOW_EXPERTS)
     if config.max_drafts and not max_drafts:
-        logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
+        logger.info("%s computes no drafts: decode steps have none", type(attention).__name__)
     graphs, prefill_graphs, mixed_graphs, draft_graphs = None, None, None, None
     num_table_pages = layout.num_pages_for(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
