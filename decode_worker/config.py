@@ -17,7 +17,7 @@ class DecodeOptions:
         "own layer for further tokens",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names, *model_sources()),
         takes_path=True,
-        shown="auto on CPUs with one rank a worker, else off",
+        shown="auto with one rank a worker, else off",
         detail=" ([speculation.md](speculation.md))",
     )
     speculation_shared: bool = option(

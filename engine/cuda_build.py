@@ -71,7 +71,7 @@ def build_on_gpu(
     if not model.is_capturable and config.dtype != "float32":
         logger.warning("%s", SLOW_EXPERTS)
     if config.max_drafts and not max_drafts:
-        logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
+        logger.info("%s computes no drafts: decode steps have none", type(attention).__name__)
     graphs, prefill_graphs, large_graphs, mixed_graphs = None, None, None, None
     draft_graphs, pass_graphs = None, None
     num_table_pages = layout.num_pages_for(

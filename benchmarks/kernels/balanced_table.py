@@ -26,7 +26,7 @@ MIN_OCCUPANCY = 0.45
 NUM_MULTIPROCESSORS = 132
 # Least gain over other kernels, because those lose less among different neighbors. Least sum of the gains that a
 # compiled kernel adds, over all numbers of tokens.
-MIN_GAIN = 1.03
+MIN_GAIN = 1.035
 KERNEL_GAIN = 0.06
 # Tiles of a figure that are timed again for fewer tokens.
 NUM_FASTEST = 3

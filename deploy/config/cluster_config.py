@@ -249,7 +249,7 @@ class ClusterConfig(ClusterOptions):
     @property
     def _speculation(self) -> str:
         """The option, or its default: auto where its gain is proven."""
-        default = AUTO_SPECULATION if self.device == "cpu" and self.max_degree == 1 else NO_SPECULATION
+        default = AUTO_SPECULATION if self.max_degree == 1 else NO_SPECULATION
         return self.speculation or default
 
     @property

@@ -40,6 +40,8 @@ HEAD_DIMS = (64, 128, 256)
 FA3_CAPABILITY = 9
 # FlashInfer's kernel has plans that need less memory.
 MAX_OWN_DECODE = 512
+# Prompt tokens of a mixed graph whose attention runs beside that of decoded sequences. More take most multiprocessors.
+MAX_BESIDE = 256
 
 
 class FlashInferAttention(GraphableHeadBackend):
@@ -163,8 +165,8 @@ class FlashInferAttention(GraphableHeadBackend):
 
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
         # FlashInfer's decode kernel shares its prefill kernel's workspace.
-        beside = None if isinstance(decode, _GraphedDecode) else self._beside
-        return graphed_by_kind(decode, prefill, self._num_columns, beside)
+        is_beside = not isinstance(decode, _GraphedDecode) and len(prefill.positions) <= MAX_BESIDE
+        return graphed_by_kind(decode, prefill, self._num_columns, self._beside if is_beside else None)
 
 
 class _Wrapper:

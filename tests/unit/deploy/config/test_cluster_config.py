@@ -302,12 +302,12 @@ def test_ranks_share_gpus(workers_per_gpu: int, num_ranks: int, num_gpus: int, e
     assert (config.num_gpus, config.gpus_of("decode")) == (num_gpus, each)
 
 
-def test_speculation_is_automatic_on_cpus_with_one_rank_a_worker() -> None:
+def test_speculation_is_automatic_with_one_rank_a_worker() -> None:
     def of_decode(**options: Any) -> tuple[str, bool]:
         config = ClusterConfig("m", **options)
         plan = config.worker("w", "decode", config.engine("m"), 100)
         return plan.decode.speculation, plan.worker.engine.max_drafts > 0
 
-    assert of_decode() == of_decode(speculation="auto", device="cuda") == ("auto", True)
+    assert of_decode() == of_decode(device="cuda") == of_decode(tp=2, speculation="auto") == ("auto", True)
     assert of_decode(speculation="ngram") == ("ngram", True)
-    assert of_decode(tp=2) == of_decode(device="cuda") == of_decode(speculation="off") == ("off", False)
+    assert of_decode(tp=2) == of_decode(speculation="off") == ("off", False)
