@@ -29,25 +29,25 @@ __device__ __forceinline__ void wait(unsigned long long* barrier, int phase) {
         : "memory");
 }
 
-// Lets the L2 cache evict lines before others.
-__device__ __forceinline__ unsigned long long read_once() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-// As copy(), of numbers that nobody reads again.
-__device__ __forceinline__ void copy_once(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(num_bytes), "r"(shared_address(barrier)), "l"(read_once())
-                 : "memory");
-}
-
 // Addresses and the size are multiples of 16 bytes.
 __device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// As copy(). With ONCE the L2 cache evicts the numbers before others.
+template <bool ONCE>
+__device__ __forceinline__ void copy_weights(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
+    if (!ONCE) {
+        copy(to, from, num_bytes, barrier);
+        return;
+    }
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(num_bytes), "r"(shared_address(barrier)), "l"(policy)
                  : "memory");
 }

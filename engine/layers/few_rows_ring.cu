@@ -10,9 +10,6 @@
 // FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly, as in few_rows.cu: 2^-120 times as large. Tokens are
 // held 2^60 times as large and in the order of `unpack`, and sums are corrected at the end.
 //
-// While the kernel waits for its tokens, memory is idle. So it also fetches weights of a later kernel into the L2 cache,
-// where weights that are read once do not displace them.
-//
 // Buffers of earlier kernels are not __restrict__: the compiler could read them too early.
 //
 // Macros for NVRTC:
@@ -93,8 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
     unsigned short* y,                                 // (num_tokens, num_out)
     const Weight* __restrict__ second_weight,          // (second_out, IN_SIZE) if PAIR
     unsigned short* second_y,                          // (num_tokens, second_out) if PAIR
-    const unsigned char* __restrict__ ahead,           // (num_ahead,) bytes to fetch into the L2 cache, a multiple of 16
-    int num_tokens, int num_out, int second_out, float eps, int num_ahead) {
+    int num_tokens, int num_out, int second_out, float eps) {
     asm volatile("griddepcontrol.launch_dependents;");
     // The stages, then the tokens as operands.
     extern __shared__ __align__(128) unsigned char ring[];
@@ -130,15 +126,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
             if (lane == 0) expect(full + stage, ROWS * ROW_BYTES);
             __syncwarp();
             if (lane < ROWS && lane % TOGETHER == 0)
-                copy_once(to + lane * ROW_BYTES, weights_at(step), TOGETHER * ROW_BYTES, full + stage);
+                copy_weights<FP8 != 0>(to + lane * ROW_BYTES, weights_at(step), TOGETHER * ROW_BYTES, full + stage);
         };
         const int num_first = min(STAGES, num_steps);
         for (int step = 0; step < num_first; step++) ask(step);
-        constexpr int PIECE = 4096;
-        for (long long i = ((long long)blockIdx.x * 32 + lane) * PIECE; i < num_ahead; i += (long long)gridDim.x * 32 * PIECE) {
-            const int size = (int)(num_ahead - i < PIECE ? num_ahead - i : PIECE);
-            asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead + i), "r"(size) : "memory");
-        }
         for (int step = num_first; step < num_steps; step++) {
             wait(empty + step % STAGES, (step / STAGES - 1) & 1);
             ask(step);

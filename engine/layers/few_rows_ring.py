@@ -42,13 +42,7 @@ class FewRowsRing:
         norm: Norm | None,
         add: bool,
     ) -> None:
-        """Writes the projections of x, or of rms_norm(x).
-
-        Args:
-            ring: of `plan`.
-            linears: the first's `ahead` is fetched into the L2 cache.
-            add: adds them to the one output.
-        """
+        """Writes the projections of x, or of rms_norm(x). Args: ring: of `plan`; add: adds them to the one output."""
         first, second = linears[0], linears[1] if len(linears) > 1 else None
         macros = {
             "TOKENS": 1 << (len(x) - 1).bit_length(),
@@ -79,12 +73,10 @@ class FewRowsRing:
             outs[0],
             None if second is None else second.weight,
             None if second is None else outs[1],
-            None if first.ahead is None else first.ahead.weight,
             len(x),
             len(first.weight),
             0 if second is None else len(second.weight),
             norm.eps if norm else 0.0,
-            0 if first.ahead is None else first.ahead.weight.nbytes,
         )
 
 

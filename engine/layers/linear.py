@@ -26,13 +26,11 @@ class LinearBase(ABC):
         bias: (sum(out_sizes),) of the model's dtype, or None.
         is_partial: True if the matrix has some of the whole's columns, so that results are one rank's partial sums.
         adds_bias: False if another rank adds the bias of a partial matrix.
-        ahead: a matrix that will be read soon, which kernels of few tokens may fetch into a cache.
         adapters: None if no adapter can change these projections.
     """
 
     is_partial: bool = False
     adds_bias: bool = True
-    ahead: "LinearBase | None" = None
     adapters: AdapterWeights | None = None
 
     def __init__(self, out_sizes: list[int], weight: torch.Tensor, bias: torch.Tensor | None) -> None:

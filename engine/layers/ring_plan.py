@@ -17,8 +17,6 @@ MIN_FP8_BYTES, MAX_FP8_BYTES = 8 * 10**6, 12 * 10**6
 MIN_VOCABULARY, MAX_VOCABULARY_IN = 65536, 2048
 # Of a block.
 SHARED_BYTES = 222 * 1024
-# More than half of a multiprocessor's memory. Small blocks would share multiprocessors and leave others idle.
-ALONE_BYTES = 116 * 1024
 # Barriers and sums of squares.
 FIXED_BYTES = 1024
 NUM_WARPS = 8
@@ -74,10 +72,7 @@ def ring_of(
         num_stages = min(available // stage, of_block * split)
         if num_stages >= min(MIN_STAGES, of_block * split):
             num_blocks = -(-num_all // of_block)
-            shared = num_stages * stage + tokens
-            return Ring(
-                num_blocks, num_units, split, num_stages, NUM_WARPS, max(shared, ALONE_BYTES) if is_fp8 else shared
-            )
+            return Ring(num_blocks, num_units, split, num_stages, NUM_WARPS, num_stages * stage + tokens)
     return None
 
 

@@ -1,7 +1,6 @@
 """The decoder of all supported families; the configuration has their differences."""
 
 import copy
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -13,7 +12,7 @@ from tandem.engine.adapters.ops import AdapterBatch, with_adapters
 from tandem.engine.attention.base import Attention
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
-from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm, rms_norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -64,8 +63,6 @@ class DecoderModel(Model):
             DecoderLayer(Linears(config, index, dtype, device, ranks), self._counts_of(index))
             for index in range(config.num_layers)
         ]
-        for layer, following in itertools.pairwise(self._layers):
-            layer.fetch_ahead(following.attention.first)
         self._norm = Norm(torch.empty(config.hidden_size, dtype=dtype, device=device), config.rms_norm_eps)
         # Own memory even if tied: lookups and products need different orders.
         self._lm_head = Linear([len(self._vocabulary)], config.hidden_size, False, dtype, device)
@@ -258,11 +255,6 @@ class DecoderLayer:
     @property
     def kind(self) -> tuple[type, ...]:
         return *self.attention.kind, *self.mlp.kind
-
-    def fetch_ahead(self, first: LinearBase | None) -> None:
-        """Lets memory read the next layer's first matrix while it would be idle. Dense MLPs would displace it."""
-        if self.attention.last is not None and isinstance(self.mlp, SparseMlp):
-            self.attention.last.ahead = first
 
     def loaded(self) -> None:
         self.attention.loaded()

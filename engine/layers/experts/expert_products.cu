@@ -1,17 +1,15 @@
 // Products of sorted rows with their experts' matrices, on Hopper's tensor cores.
 //
 // One block per multiprocessor takes tiles of ROWS places and COLUMNS weight rows in turn. One warp group fetches the
-// inputs and weights of up to STAGES steps. Two multiply: with APART every second tile each, so that one multiplies while
-// the other writes its outputs, otherwise 64 places of each tile. Places beyond the tile's end take no time, 64 at a time.
+// inputs and weights of up to STAGES steps. Two compute 64 places each, and nothing if all are beyond the tile's end.
 //
 // Macros for NVRTC:
 //   KIND         0: bfloat16; FP8: 1 scales per row, 2 scales per 128x128 block of weights and 128 numbers of a row
 //   GATED        1: rows of `a` are gathered by token, and outputs are silu(gate) * up
 //   OUT          0: bfloat16 outputs; 1: FP8 with a scale per 128 outputs; 2: FP8 with a given scale
 //   STAGES
-//   APART        1: each group has tiles of its own, half as wide; 0 with KIND 2, whose sums of a step take their registers
 //   CLUSTER      blocks of a cluster, 1 or 2. The two take neighboring row tiles. If both are of one expert, each fetches half
-//                of the weights for both, because the L2 cache is the limit.
+//                of the weights for both.
 //
 // By the strides of b_map, row i of 32 in shared memory is weight row 8 * (i / 2 % 4) + 2 * (i / 8) + i % 2: a thread
 // then holds 8 consecutive outputs.
@@ -20,13 +18,11 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned char u8;
 
-constexpr int ROWS = 128, COLUMNS = APART ? 128 : 256, OUTPUTS = GATED ? COLUMNS / 2 : COLUMNS;
+constexpr int ROWS = 128, COLUMNS = 256, OUTPUTS = GATED ? COLUMNS / 2 : COLUMNS;
 // Bytes of a row per step: one swizzle pattern is 8 rows.
 constexpr int STEP = 128;
 constexpr int A_BYTES = ROWS * STEP, B_BYTES = COLUMNS * STEP, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SIZE = KIND == 0 ? 2 : 1, DEPTH = STEP / SIZE;
-// A group's parts of 64 places of a tile, and their eights of columns.
-constexpr int PARTS = APART ? 2 : 1, EIGHTS = COLUMNS / 8;
 // Row tiles of clusters that share weights in turn.
 constexpr int GROUP = 8 / CLUSTER;
 constexpr float FP8_MAX = 448.0f, SMALLEST_AMAX = 1e-10f;
@@ -176,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             init_barrier(full + 8 * s, GATED ? 129 : 1);
-            init_barrier(empty + 8 * s, (APART ? 4 : 8) * CLUSTER);
+            init_barrier(empty + 8 * s, 8 * CLUSTER);
         }
         asm volatile("fence.mbarrier_init.release.cluster;");
     }
@@ -258,53 +254,20 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = threadIdx.x / 128 - 1;
-    const int row = (APART ? 0 : group * 64) + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    const int stride = APART ? 2 * num_clusters : num_clusters;
-    auto skip = [&](int num) {
-        stage += num;
-        parity ^= stage / STAGES & 1;
-        stage %= STAGES;
-    };
-    // Groups multiply in turn: a group that waited for steps behind the next of a stage would mistake one for the other.
-    auto wait_for_turn = [&] { asm volatile("bar.sync %0, 256;" :: "r"(1 + group) : "memory"); };
-    auto end_turn = [&](int other) { asm volatile("bar.arrive %0, 256;" :: "r"(1 + other) : "memory"); };
-    if (APART && group == 1) {
-        if (index < num_works) end_turn(0);
-        index += num_clusters;
-        skip(num_steps);
-    }
-    auto work_at = [&](int index) { return work_of(tiles, num_row_tiles, num_output_tiles, index, rank); };
-    Work next = work_at(index);
-    for (; index < num_works; index += stride) {
+    const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+    Work next = work_of(tiles, num_row_tiles, num_output_tiles, index, rank);
+    for (; index < num_works; index += num_clusters) {
         const Work work = next;
-        if (APART) next = work_at(index + stride);
-        auto place_of = [&](int part, int half) { return work.first + part * 64 + row + half * 8; };
-        auto is_used = [&](int part) { return work.first + (APART ? part : group) * 64 < work.end; };
-        float sums[PARTS][4 * EIGHTS];
+        if (KIND == 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
+        const bool is_used = work.first + group * 64 < work.end;
+        const int places[2] = {work.first + row, work.first + row + 8};
+        float sums[128];
 #if KIND != 0
-        auto a_row = [&](int part, int half) {
-            const int place = max(min(place_of(part, half), work.end - 1), 0);
-            return GATED ? order[place] / k : place;
-        };
-#endif
-#if KIND == 1
-        float a_scale[PARTS][2];
-        float2 b_scale[EIGHTS];
-        auto ask_scales = [&] {
-            const float* scales = b_scales + (u64)work.expert * out_size * (GATED ? 2 : 1);
-#pragma unroll
-            for (int j = 0; j < EIGHTS; j++) {
-                const int column = work.output + column_of(j % (OUTPUTS / 8), lane);
-                b_scale[j] = make_float2(0, 0);
-                if (column < out_size) b_scale[j] = *(const float2*)(scales + j / (OUTPUTS / 8) * out_size + column);
-            }
-#pragma unroll
-            for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) a_scale[part][half] = a_scales[a_row(part, half) * num_a_scales];
-        };
-        // Early, if there are registers.
-        if (APART) ask_scales();
+        int a_rows[2];
+        for (int i = 0; i < 2; i++) {
+            const int place = max(min(places[i], work.end - 1), 0);
+            a_rows[i] = GATED ? order[place] / k : place;
+        }
 #endif
 #if KIND == 2
         const int num_blocks = in_size / 128;
@@ -314,8 +277,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                                     : (work.expert * out_size + min(work.output + half * 128, out_size - 128)) / 128;
             of_blocks[half] = b_scales + (u64)block * num_blocks;
         }
-        for (int i = 0; i < 4 * EIGHTS; i++) sums[0][i] = 0;
-        const int a_rows[2] = {a_row(0, 0), a_row(0, 1)};
+        for (int i = 0; i < 128; i++) sums[i] = 0;
         for (int step = 0; step < num_steps; step++) {
             float a_scale[2], b_scale[2];
             for (int i = 0; i < 2; i++) {
@@ -323,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 b_scale[i] = of_blocks[i][step];
             }
             wait(full + 8 * stage, parity);
-            if (is_used(0)) {
+            if (is_used) {
                 if (GATED) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 const u32 from = stages + stage * STAGE_BYTES;
                 const u64 a_rows_of = descriptor(from + group * 64 * STEP), b_rows = descriptor(from + A_BYTES);
@@ -339,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                     await_products<0>();
                     const float low = a_scale[0] * b_scale[half], high = a_scale[1] * b_scale[half];
 #pragma unroll
-                    for (int i = 0; i < 64; i++) sums[0][half * 64 + i] += part[i] * (i & 2 ? high : low);
+                    for (int i = 0; i < 64; i++) sums[half * 64 + i] += part[i] * (i & 2 ? high : low);
                 }
             }
             if (lane < CLUSTER) arrive_at(empty + 8 * stage, lane);
@@ -347,26 +309,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         }
 #else
         int last = 0;
-        if (APART) wait_for_turn();
         for (int step = 0; step < num_steps; step++) {
             wait(full + 8 * stage, parity);
-            const u32 from = stages + stage * STAGE_BYTES;
-            const u64 a_rows_of = descriptor(from + (APART ? 0 : group * 64) * STEP), b_rows = descriptor(from + A_BYTES);
-            if (GATED) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            if (is_used(PARTS - 1)) {
+            if (is_used) {
+                if (GATED) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                const u32 from = stages + stage * STAGE_BYTES;
+                const u64 a_rows_of = descriptor(from + group * 64 * STEP), b_rows = descriptor(from + A_BYTES);
                 begin_multiplying();
 #pragma unroll
-                for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        multiply(sums[part], a_rows_of + part * (64 * STEP / 16) + 2 * i, b_rows + 2 * i, step > 0 || i > 0);
-                    }
-                commit();
-                await_products<1>();
-            } else if (PARTS > 1 && is_used(0)) {
-                begin_multiplying();
-#pragma unroll
-                for (int i = 0; i < 4; i++) multiply(sums[0], a_rows_of + 2 * i, b_rows + 2 * i, step > 0 || i > 0);
+                for (int i = 0; i < 4; i++) multiply(sums, a_rows_of + 2 * i, b_rows + 2 * i, step > 0 || i > 0);
                 commit();
                 await_products<1>();
             }
@@ -374,43 +325,38 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
             last = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        if (APART && index + num_clusters < num_works) end_turn(1 - group);
         await_products<0>();
         if (lane < CLUSTER) arrive_at(empty + 8 * last, lane);
 #endif
-        // The other group's steps.
-        if (APART) skip(num_steps);
-        // Otherwise there are too few registers to have it earlier.
-        if (!APART) next = work_at(index + stride);
-        if (!is_used(0)) continue;
+        // There are too few registers to have it earlier.
+        if (KIND != 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
+        if (!is_used) continue;
 #if KIND == 1
-        if (!APART) ask_scales();
+        const float* scales = b_scales + (u64)work.expert * out_size * (GATED ? 2 : 1);
+        const float low = a_scales[a_rows[0] * num_a_scales], high = a_scales[a_rows[1] * num_a_scales];
 #pragma unroll
-        for (int part = 0; part < PARTS; part++)
-#pragma unroll
-            for (int i = 0; i < 4 * EIGHTS; i++) {
-                sums[part][i] *= a_scale[part][i / 2 % 2] * (i % 2 ? b_scale[i / 4].y : b_scale[i / 4].x);
-            }
+        for (int j = 0; j < 32; j++) {
+            const int column = work.output + column_of(GATED ? j % 16 : j, lane);
+            float2 scale = make_float2(0, 0);
+            if (column < out_size) scale = *(const float2*)(scales + (GATED && j >= 16 ? out_size : 0) + column);
+            sums[4 * j] *= low * scale.x, sums[4 * j + 1] *= low * scale.y;
+            sums[4 * j + 2] *= high * scale.x, sums[4 * j + 3] *= high * scale.y;
+        }
 #endif
         if (GATED) {
 #pragma unroll
-            for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                for (int i = 0; i < 2 * EIGHTS; i++) {
-                    float& gate = sums[part][i];
-                    gate = __fdividef(gate, 1 + __expf(-gate)) * sums[part][2 * EIGHTS + i];
-                }
+            for (int i = 0; i < 64; i++) sums[i] = __fdividef(sums[i], 1 + __expf(-sums[i])) * sums[64 + i];
         }
 #pragma unroll
-        for (int n = 0; n < 2 * PARTS; n++) {
-            const int part = n / 2, half = n % 2, place = place_of(part, half);
+        for (int half = 0; half < 2; half++) {
+            const int place = places[half];
             u8* to = out + (u64)place * out_size * (OUT == 0 ? 2 : 1);
 #if OUT == 0
 #pragma unroll
             for (int j = 0; j < OUTPUTS / 8; j += 4) {
                 u32 v[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) v[i] = pack(sums[part][4 * (j + i) + 2 * half], sums[part][4 * (j + i) + 2 * half + 1]);
+                for (int i = 0; i < 4; i++) v[i] = pack(sums[4 * (j + i) + 2 * half], sums[4 * (j + i) + 2 * half + 1]);
                 const int column = work.output + column_of(j, lane);
                 if (place < work.end && column < out_size) {
                     *(uint4*)(to + column * 2) = make_uint4(v[0], v[1], v[2], v[3]);
@@ -421,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
             if (OUT == 1) {
                 float amax = SMALLEST_AMAX;
 #pragma unroll
-                for (int i = 0; i < 64; i++) if ((i & 2) == 2 * half) amax = fmaxf(amax, fabsf(sums[part][i]));
+                for (int i = 0; i < 64; i++) if ((i & 2) == 2 * half) amax = fmaxf(amax, fabsf(sums[i]));
                 amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
                 amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
                 scale = amax / FP8_MAX;
@@ -436,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 u32 v[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float* s = sums[part] + 4 * (j + i) + 2 * half;
+                    const float* s = sums + 4 * (j + i) + 2 * half;
                     v[i] = pack_fp8(s[0] * inverse, s[1] * inverse);
                 }
                 const int column = work.output + column_of(j, lane);

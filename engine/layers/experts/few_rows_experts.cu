@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         __syncwarp();
         const int together = is_whole(at) ? (DOWN ? 16 : 8) : 1;
         if (lane < 16 && lane % together == 0) {
-            copy_once(to + lane * ROW_BYTES, matrix_at(at, tile, chunk, lane), together * numbers_of(chunk) * sizeof(Weight),
+            copy_weights<FP8 != 0>(to + lane * ROW_BYTES, matrix_at(at, tile, chunk, lane), together * numbers_of(chunk) * sizeof(Weight),
                  full + stage);
         }
 #if FP8
@@ -330,9 +330,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         for (int step = num_first; step < min(num_steps, STAGES + PREFETCH); step++, next()) {
             const int together = is_whole(at) ? 16 : 1;
             if (lane < 16 && lane % together == 0) {
-                asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(
-                                 matrix_at(at, tile, chunk, lane)),
-                             "r"(together * numbers_of(chunk) * (int)sizeof(Weight)), "l"(read_once()));
+                asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(matrix_at(at, tile, chunk, lane)),
+                             "r"(together * numbers_of(chunk) * (int)sizeof(Weight)));
             }
         }
         asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -97,7 +97,8 @@ __device__ __forceinline__ void weigh(const float* logits, int expert, float sca
 // The rank of each expert, by all threads of a block. Writes the best to `chosen`.
 __device__ __forceinline__ void rank(const float* logits, const float* bias, unsigned int* keys, int* chosen) {
     // Threads of an expert compare it with a share of the others, four at a time. Those beyond the last expert have no key.
-    constexpr int QUADS = (NUM_EXPERTS + 3) / 4, SHARES = WARPS * 32 / NUM_EXPERTS >= 4 ? 4 : WARPS * 32 / NUM_EXPERTS >= 2 ? 2 : 1;
+    constexpr int QUADS = (NUM_EXPERTS + 3) / 4, THREADS = WARPS * 32 / NUM_EXPERTS;
+    constexpr int SHARES = THREADS >= 4 ? 4 : THREADS >= 2 ? 2 : 1;
     for (int i = threadIdx.x; i < QUADS * 4; i += WARPS * 32)
         keys[i] = i < NUM_EXPERTS ? ordered(score_of(logits[i]) + (SIGMOID && bias ? bias[i] : 0.0f)) : 0;
     __syncthreads();

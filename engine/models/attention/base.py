@@ -4,22 +4,13 @@ from collections.abc import Iterator
 import torch
 
 from tandem.engine.attention.base import Attention
-from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import Rotation
 
 
 class SelfAttention(ABC):
-    """The part of a layer before its MLP: projections around the attention over pages.
-
-    Attributes:
-        first: the only matrix of the layer's input; None if there are several.
-        last: the matrix of `project`; None if `first` is.
-    """
-
-    first: LinearBase | None = None
-    last: LinearBase | None = None
+    """The part of a layer before its MLP: projections around the attention over pages."""
 
     @abstractmethod
     def attend(

@@ -35,8 +35,7 @@ class SelfAttentionByHead(SelfAttention):
                 shape = linears.cut(f"self_attn.{name}.weight", (size,), (held,))
                 weight = torch.empty(shape, dtype=dtype, device=device)
                 self._whole_norms.append(WholeNorm(Norm(weight, eps), size, num_copies))
-        self.first = self._qkv
-        self.last = self._o = linears.make(_O, [hidden], q_rows, config.o_bias, columns=held_q)
+        self._o = linears.make(_O, [hidden], q_rows, config.o_bias, columns=held_q)
 
     def attend(
         self, x: torch.Tensor, norm: Norm, rotation: Rotation, attention: Attention, layer: int, ops: LayerOps
