@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tandem.adapters import MAX_LOADED
 from tandem.engine.adapters.modules import slot_numbers
 from tandem.engine.config import EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig, drafter_of
@@ -9,7 +10,7 @@ from tandem.engine.floors import BYTES_PER_NUMBER, weight_bytes
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.models.config import ModelConfig
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -45,6 +46,14 @@ def num_pool_bytes(engine: EngineConfig, layout: PageLayout) -> int:
     return num_pages * layout.page_bytes
 
 
+def num_host_cache_bytes(engine: EngineConfig, model: ModelConfig, num_ranks: int) -> int:
+    """Returns the most host memory of one worker for loaded adapters, on `num_ranks` of its ranks."""
+    if not engine.max_loras:
+        return 0
+    of_rank = slot_numbers(model, engine.max_lora_rank, engine.degree) * _DTYPE_BYTES[engine.dtype]
+    return num_ranks * min(engine.adapter_limits.host_bytes, MAX_LOADED * of_rank)
+
+
 def check_memory(
     engine: EngineConfig,
     model: ModelConfig,
@@ -55,7 +64,7 @@ def check_memory(
     num_ranks: int = 1,
     where: str = "",
 ) -> None:
-    """Checks that weights and pools of all workers fit.
+    """Checks that weights and pools of all workers fit, and on CPUs the adapters that they keep in host memory.
 
     Args:
         layout: page of a worker of one rank.
@@ -68,7 +77,8 @@ def check_memory(
     weights = num_workers * num_weight_bytes(engine, model) * num_ranks // engine.degree
     layout, num_pools = layout.shard(0, engine.degree), num_workers * num_ranks
     pools = num_pools * num_pool_bytes(engine, layout)
-    if weights + pools <= available_bytes:
+    kept = 0 if engine.device != "cpu" else num_workers * num_host_cache_bytes(engine, model, num_ranks)
+    if weights + pools + kept <= available_bytes:
         return
     memory = "GPU memory" if engine.device != "cpu" else "memory"
     workers, own = ("one worker", "a pool") if num_workers == 1 else (f"{num_workers} workers", f"{num_workers} pools")
@@ -76,12 +86,19 @@ def check_memory(
     if weights >= available_bytes:
         changes = ["a smaller model"]
         if engine.device != "cpu" and model.quantization is None:
-            changes.append("FP8 weights (quantization fp8)")
+            changes.append("FP8 weights (`quantization` fp8)")
         if num_workers > 1:
             changes.append("fewer workers")
         raise ValueError(
             f"{where}the weights of {workers} need {weights / MIB:.0f} MiB, {free}; use {', '.join(changes)}, or end "
             "what else uses the memory"
+        )
+    if weights + pools <= available_bytes:
+        left = (available_bytes - weights - pools) / (num_workers * num_ranks)
+        raise ValueError(
+            f"{where}adapters in host memory of {workers} may take {kept / MIB:.0f} MiB beside "
+            f"{(weights + pools) / MIB:.0f} MiB of weights and pools, {free}; use a lora_host_memory of at most "
+            f"{int(100 * left / GIB) / 100}"
         )
     most = (available_bytes - weights) // (num_pools * layout.page_bytes)
     if not most:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 # Entries of unloaded names that a book keeps: a process that was away must not bring the name back.
 MAX_UNLOADED = 1024
 MAX_NAME_LEN = 256
+# Names that may be loaded together: processes exchange all of them in one message.
+MAX_LOADED = 4096
 
 
 def check_adapter_name(name: str) -> None:

@@ -40,7 +40,7 @@ class AdapterOps(LayerOps):
 
     def __init__(self, inner: LayerOps, products: AdapterProducts, rows: AdapterRows) -> None:
         """Args: inner: of one rank alone; rows: of all tensors that come."""
-        self._inner = inner
+        self._inner = inner.leaving(products.num_beside(len(rows.order)))
         self._products = products
         self._rows = rows
 
@@ -61,7 +61,7 @@ class AdapterOps(LayerOps):
         if linear.adapters is None:
             return self._inner.norm_gated(x, norm, linear)
         normed = self._inner.normed(x, norm)
-        gated = self._products.whole(normed, linear, self._rows, is_gated=True)
+        gated = self._products.gated(normed, linear, self._rows)
         if gated is not None:
             return gated
         shrunk = self._products.shrink(normed, linear.adapters, self._rows)
@@ -71,9 +71,6 @@ class AdapterOps(LayerOps):
     def linear_add(self, x: torch.Tensor, linear: LinearBase, residual: torch.Tensor) -> torch.Tensor:
         if linear.adapters is None:
             return self._inner.linear_add(x, linear, residual)
-        whole = self._products.whole(x, linear, self._rows, residual)
-        if whole is not None:
-            return whole
         shrunk = self._products.shrink(x, linear.adapters, self._rows)
         out = self._inner.linear_add(x, linear, residual)
         self._products.expand(shrunk, linear.adapters, self._rows, out)
@@ -82,9 +79,6 @@ class AdapterOps(LayerOps):
     def linear(self, x: torch.Tensor, linear: LinearBase) -> torch.Tensor:
         if linear.adapters is None:
             return self._inner.linear(x, linear)
-        whole = self._products.whole(x, linear, self._rows)
-        if whole is not None:
-            return whole
         shrunk = self._products.shrink(x, linear.adapters, self._rows)
         out = self._inner.linear(x, linear)
         self._products.expand(shrunk, linear.adapters, self._rows, out)

@@ -14,23 +14,18 @@ class AdapterProducts(ABC):
     def begin(self) -> None:  # noqa: B027
         """Call before the first product of a forward pass."""
 
-    def whole(
-        self,
-        x: torch.Tensor,
-        linear: LinearBase,
-        rows: AdapterRows,
-        residual: torch.Tensor | None = None,
-        *,
-        is_gated: bool = False,
-    ) -> torch.Tensor | None:
-        """Returns the base's and the adapters' products together; None: not at once.
+    def gated(self, x: torch.Tensor, linear: LinearBase, rows: AdapterRows) -> torch.Tensor | None:
+        """Returns silu(first half of each row) * second half of the base's and the adapters' products together; None:
+        not at once.
 
         Args:
             x: (num_rows, in_size), contiguous.
-            residual: (num_rows, out_size), to which to add them in place; None: return them alone.
-            is_gated: return silu(first half of each row) * second half.
         """
         return None
+
+    def num_beside(self, num_rows: int) -> int:
+        """Returns the multiprocessors that `shrink` is to have beside the base's product."""
+        return 0
 
     @abstractmethod
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:

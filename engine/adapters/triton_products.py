@@ -1,8 +1,7 @@
-"""Products of adapters by Triton kernels. Needs CUDA, or Triton's interpreter.
+"""Products of adapters by Triton kernels, for tiles of many rows. Needs CUDA, or Triton's interpreter.
 
-Both kernels multiply tiles of rows that share an adapter: a decode step reads each adapter once for up to 16 rows, a
-prefill once for a tile of a sequence. Blocks take tiles in turn, and read from memory how many there are, so that one
-CUDA graph serves any mix of adapters.
+Both kernels multiply tiles of rows that share an adapter. Blocks take tiles in turn, and read from memory how many
+there are, so that one CUDA graph serves any mix of adapters. Few rows have kernels of their own (row_products.py).
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +11,15 @@ import triton
 import triton.language as tl
 
 from tandem.engine.adapters.fused_products import FusedProducts
+from tandem.engine.adapters.gated_products import GatedAdapterProducts
 from tandem.engine.adapters.products import AdapterProducts
+from tandem.engine.adapters.row_products import RowProducts, held_rank
 from tandem.engine.adapters.rows import TILE_ROWS, AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
 from tandem.engine.layers.linear import LinearBase
 
 # Most merged projections: queries, keys and values.
 MAX_PARTS = 3
-# Tensor cores multiply at least this many numbers at once.
-MIN_RANK = 16
 # Blocks of a shrink that keep a device busy. Splits of a row's product reach it, each of at least MIN_SPLIT numbers.
 NUM_BLOCKS = 256
 MAX_SPLITS = 8
@@ -36,6 +35,8 @@ ROWS_OF_MANY_WARPS = 64
 MAX_GATED_OUTPUTS = 128
 # Ranks of all parts that a block multiplies at once, so that rows are read once.
 MAX_COLUMNS = 128
+# Multiprocessors that a product of up to so many rows leaves to a shrink beside it: it waits for memory, not for them.
+NUM_BESIDE, MAX_ROWS_BESIDE = 16, 128
 
 
 class Shape(NamedTuple):
@@ -80,45 +81,55 @@ class TritonProducts(AdapterProducts):
 
     def __init__(self, device: torch.device) -> None:
         self._branch = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._has_branched = False
         self._fused = FusedProducts(device) if device.type == "cuda" else None
+        self._of_few_rows = RowProducts(device) if device.type == "cuda" else None
+        self._gated = GatedAdapterProducts(device) if device.type == "cuda" else None
 
     def begin(self) -> None:
         if self._fused is not None:
             self._fused.begin()
 
-    def whole(
-        self,
-        x: torch.Tensor,
-        linear: LinearBase,
-        rows: AdapterRows,
-        residual: torch.Tensor | None = None,
-        *,
-        is_gated: bool = False,
-    ) -> torch.Tensor | None:
+    def gated(self, x: torch.Tensor, linear: LinearBase, rows: AdapterRows) -> torch.Tensor | None:
         weights = linear.adapters
-        if self._fused is None or weights is None:
+        if self._fused is None or self._gated is None or weights is None:
             return None
-        shape = self._fused.shape(len(x), linear, weights, is_gated=is_gated)
-        if shape is None:
-            return None
-        return self._fused.multiply(x, linear, weights, rows, shape, residual, is_gated=is_gated)
+        if (tile := self._gated.tile(len(x), linear, weights)) is not None:
+            shrunk = self.shrink(x, weights, rows)
+            self._join()
+            return self._gated.multiply(x, linear, tile, shrunk, rows)
+        shape = self._fused.shape(len(x), linear, weights)
+        return None if shape is None else self._fused.multiply(x, linear, weights, rows, shape)
+
+    def num_beside(self, num_rows: int) -> int:
+        return NUM_BESIDE if num_rows <= MAX_ROWS_BESIDE and self._is_branching() else 0
 
     def shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows) -> torch.Tensor:
-        """Returns partial sums, (num_splits, num_parts, num_rows, rank), float32. Rows are in the order of `rows`."""
+        """Returns partial sums, (num_splits, num_parts, num_rows, rank), float32, of rows with adapters."""
         assert x.is_contiguous() and weights.num_parts <= MAX_PARTS
-        shape = shape_for(rows, weights)
-        rank = _held_rank(weights)
-        num_rows = len(rows.order)
-        shrunk = torch.empty(shape.num_splits, weights.num_parts, num_rows, rank, dtype=torch.float32, device=x.device)
+        of_few_rows = self._fitting(weights, rows)
+        if of_few_rows is not None:
+            shrunk = of_few_rows.new_sums(len(x), weights)
+        else:
+            sizes = shape_for(rows, weights).num_splits, weights.num_parts, len(x), held_rank(weights)
+            shrunk = torch.empty(sizes, dtype=torch.float32, device=x.device)
         if not rows.has_adapters:
             return shrunk
-        branch = self._capturing_branch()
-        if branch is None:
-            self._shrink(x, weights, rows, shape, shrunk)
+
+        def run() -> None:
+            if of_few_rows is not None:
+                of_few_rows.shrink(x, weights, rows, shrunk)
+            else:
+                self._shrink(x, weights, rows, shrunk)
+
+        # Outside of a capture, another stream would cost the host more than it saves the device.
+        if self._branch is not None and self._is_branching():
+            self._has_branched = True
+            self._branch.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._branch):
+                run()
         else:
-            branch.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(branch):
-                self._shrink(x, weights, rows, shape, shrunk)
+            run()
         return shrunk
 
     def expand(self, shrunk: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, out: torch.Tensor) -> None:
@@ -127,6 +138,9 @@ class TritonProducts(AdapterProducts):
         if not rows.has_adapters:
             return
         self._join()
+        if (of_few_rows := self._fitting(weights, rows)) is not None:
+            of_few_rows.expand(shrunk, weights, rows, out)
+            return
         shape = shape_for(rows, weights)
         firsts = weights.firsts + weights.firsts[-1:] * (MAX_PARTS - num_parts)
         num_output_tiles = triton.cdiv(max(weights.out_sizes), shape.outputs)
@@ -155,6 +169,8 @@ class TritonProducts(AdapterProducts):
     ) -> torch.Tensor:
         assert projected.is_contiguous()
         self._join()
+        if (of_few_rows := self._fitting(weights, rows)) is not None:
+            return of_few_rows.expand(shrunk, weights, rows, projected, is_gated=True)
         num_splits, _, num_rows, rank = shrunk.shape
         size = projected.shape[1] // 2
         out = torch.empty(num_rows, size, dtype=projected.dtype, device=projected.device)
@@ -180,17 +196,20 @@ class TritonProducts(AdapterProducts):
         )
         return out
 
+    def _fitting(self, weights: AdapterWeights, rows: AdapterRows) -> RowProducts | None:
+        """Returns the kernels of few rows, if they multiply these."""
+        return self._of_few_rows if self._of_few_rows is not None and self._of_few_rows.fit(weights, rows) else None
+
+    def _is_branching(self) -> bool:
+        return self._branch is not None and torch.cuda.is_current_stream_capturing()
+
     def _join(self) -> None:
-        if (branch := self._capturing_branch()) is not None:
-            torch.cuda.current_stream().wait_stream(branch)
+        if self._has_branched and self._branch is not None:
+            torch.cuda.current_stream().wait_stream(self._branch)
+        self._has_branched = False
 
-    def _capturing_branch(self) -> torch.cuda.Stream | None:
-        """Returns None outside of a capture, where another stream would cost the host more than it saves the device."""
-        return self._branch if self._branch is not None and torch.cuda.is_current_stream_capturing() else None
-
-    def _shrink(
-        self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shape: Shape, shrunk: torch.Tensor
-    ) -> None:
+    def _shrink(self, x: torch.Tensor, weights: AdapterWeights, rows: AdapterRows, shrunk: torch.Tensor) -> None:
+        shape = shape_for(rows, weights)
         launch: Any = _shrink[shape.num_tile_blocks, _num_groups(weights), shape.num_splits]
         launch(
             x,
@@ -213,18 +232,14 @@ class TritonProducts(AdapterProducts):
         )
 
 
-def _held_rank(weights: AdapterWeights) -> int:
-    return max(MIN_RANK, triton.next_power_of_2(weights.max_rank))
-
-
 def _columns(weights: AdapterWeights) -> int:
-    rank = _held_rank(weights)
+    rank = held_rank(weights)
     columns: int = rank * triton.next_power_of_2(weights.num_parts)
     return columns if columns <= MAX_COLUMNS else rank
 
 
 def _num_groups(weights: AdapterWeights) -> int:
-    return -(-weights.num_parts * _held_rank(weights) // _columns(weights))
+    return -(-weights.num_parts * held_rank(weights) // _columns(weights))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_steps"])
@@ -277,7 +292,7 @@ def _shrink(  # type: ignore[no-untyped-def]
                     sums = tl.dot(inputs, factors, sums, input_precision="ieee")
                 else:
                     sums = tl.dot(inputs, factors, sums)
-            numbers = (split * PARTS + part)[None, :].to(tl.int64) * num_rows + places[:, None]
+            numbers = (split * PARTS + part)[None, :].to(tl.int64) * num_rows + rows[:, None]
             tl.store(out + numbers * RANK + r[None, :], sums, mask=has_row[:, None] & has_part[None, :])
 
 
@@ -327,7 +342,7 @@ def _expand(  # type: ignore[no-untyped-def]
             mask = has_row[:, None] & has_output[None, :]
             before = tl.load(into, mask=mask, other=0.0)
             product = _expanded(
-                shrunk, matrix, part, PARTS, rank, places, has_row, num_rows, outputs, has_output, num_outputs,
+                shrunk, matrix, part, PARTS, rank, rows, has_row, num_rows, outputs, has_output, num_outputs,
                 NUM_SPLITS, RANK, ROWS, EXACT,
             )  # fmt: skip
             tl.store(into, (product + before.to(tl.float32)).to(out.dtype.element_ty), mask=mask)
@@ -371,14 +386,14 @@ def _expand_gated(  # type: ignore[no-untyped-def]
             rank = tl.load(ranks + slot * 2)
             if rank > 0:
                 gate += _expanded(
-                    shrunk, matrix, 0, 2, rank, places, has_row, num_rows, outputs, has_output, size, NUM_SPLITS, RANK,
+                    shrunk, matrix, 0, 2, rank, rows, has_row, num_rows, outputs, has_output, size, NUM_SPLITS, RANK,
                     ROWS, EXACT,
                 )  # fmt: skip
             rank = tl.load(ranks + slot * 2 + 1)
             if rank > 0:
                 matrix += size.to(tl.int64) * max_rank
                 up += _expanded(
-                    shrunk, matrix, 1, 2, rank, places, has_row, num_rows, outputs, has_output, size, NUM_SPLITS, RANK,
+                    shrunk, matrix, 1, 2, rank, rows, has_row, num_rows, outputs, has_output, size, NUM_SPLITS, RANK,
                     ROWS, EXACT,
                 )  # fmt: skip
         gated = gate / (1 + tl.exp(-gate)) * up
@@ -392,7 +407,7 @@ def _expanded(  # type: ignore[no-untyped-def]
     part,
     num_parts,
     rank,
-    places,
+    rows,
     has_row,
     num_rows,
     outputs,
@@ -409,7 +424,7 @@ def _expanded(  # type: ignore[no-untyped-def]
     factors = tl.load(matrix + r[:, None] * num_outputs + outputs[None, :], mask=mask, other=0.0)
     sums = tl.zeros((ROWS, RANK), dtype=tl.float32)
     for split in tl.static_range(NUM_SPLITS):
-        numbers = places.to(tl.int64) + (split * num_parts + part) * num_rows
+        numbers = rows.to(tl.int64) + (split * num_parts + part) * num_rows
         sums += tl.load(shrunk + numbers[:, None] * RANK + r[None, :], mask=has_row[:, None], other=0.0)
     if EXACT:
         product = tl.dot(sums, factors, input_precision="ieee")

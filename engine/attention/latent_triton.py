@@ -51,6 +51,7 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
 
     reads_quantized = True
     computes_mixed = True
+    computes_drafts = True
 
     @classmethod
     def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
@@ -87,10 +88,11 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
     def plan(self, batch: Batch) -> None:
         parts: list[PlannedLatents] = []
         if batch.decoded:
-            plans = decode_plans(len(batch.decoded), self._num_heads, self._num_programs)
+            # Drafts share reads of latents in tiles, as prompts do.
+            num_rows = batch.num_decoded_tokens
+            plans = self._prompt_plans(num_rows) if batch.num_drafts else self._decode_plans(num_rows)
             parts.append(self._plan_absorbed(batch.decoded, plans))
-        num_prompt_tokens = sum(s.extend_len for s in batch.prompts)
-        plans = prompt_plans(num_prompt_tokens, self._num_heads, self._num_programs)
+        plans = self._prompt_plans(sum(s.extend_len for s in batch.prompts))
         for is_expanded, prompts in groupby(batch.prompts, self.expansion.is_faster):
             if not is_expanded:
                 parts.append(self._plan_absorbed(list(prompts), plans))
@@ -110,14 +112,25 @@ class LatentTritonAttention(LatentBackend, GraphableBackend):
         parts = self._kernels.parts(plan.num_parts, plans)
         return AbsorbedLatents(self._kernels, LatentTables(*packed.to(self._device)), parts, self._num_programs)
 
+    def _decode_plans(self, num_tokens: int) -> LatentPlans:
+        return decode_plans(num_tokens, self._num_heads, self._num_programs)
+
+    def _prompt_plans(self, num_tokens: int) -> LatentPlans:
+        return prompt_plans(num_tokens, self._num_heads, self._num_programs)
+
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
-        plans = {size: decode_plans(size, self._num_heads, self._num_programs) for size in batch_sizes}
+        plans = {size: self._decode_plans(size) for size in batch_sizes}
         return self._graphed(plans, {size: size for size in batch_sizes}, max_pages_per_sequence)
+
+    def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedAttention]:
+        plans = {size: self._prompt_plans(size) for size in sizes}
+        # Each token may be of another sequence, and padding is one more.
+        return self._graphed(plans, {size: size + 1 for size in sizes}, max_pages_per_sequence)
 
     def for_prefill_graphs(
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> dict[int, GraphedAttention]:
-        plans = {size: prompt_plans(size, self._num_heads, self._num_programs) for size in sizes}
+        plans = {size: self._prompt_plans(size) for size in sizes}
         # Padding is one more sequence.
         return self._graphed(plans, dict.fromkeys(sizes, max_sequences + 1), max_pages_per_sequence)
 

@@ -1,5 +1,6 @@
 """Layer operations by fused kernels. Needs CUDA."""
 
+import copy
 from collections.abc import Sequence
 
 import flashinfer
@@ -134,6 +135,13 @@ class CudaOps(LayerOps):
         logits = (rms_norm(x, norm).float() * shared.gate.float()).sum(-1, keepdim=True)  # (num_tokens, 1)
         output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
         return self._experts.mixture(x, norm, experts, residual).addcmul_(logits.sigmoid().to(x.dtype), output)
+
+    def leaving(self, num_multiprocessors: int) -> "CudaOps":
+        if not num_multiprocessors:
+            return self
+        ops = copy.copy(self)
+        ops._balanced = self._balanced.leaving(num_multiprocessors)
+        return ops
 
     def captures(self, experts: Experts) -> bool:
         return self._experts.captures(experts)

@@ -64,6 +64,10 @@ class LayerOps(ABC):
         """Returns whether a CUDA graph can capture `mixture`, because it never waits for the device."""
         return False
 
+    def leaving(self, num_multiprocessors: int) -> "LayerOps":
+        """Returns operations whose products leave multiprocessors to kernels beside them, where they can."""
+        return self
+
     @abstractmethod
     def normalize(self, x: torch.Tensor, norm: Norm) -> None:
         """Replaces x, (num_tokens, size), whose rows may be apart, by rms_norm(x)."""

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Collection
 from weakref import WeakValueDictionary
 
-from tandem.adapters import AdapterRef, check_adapter_name
+from tandem.adapters import MAX_LOADED, AdapterRef, check_adapter_name
 from tandem.messages import AdapterChecked, CheckAdapter
 from tandem.router.adapters.names import AdapterNames
 from tandem.router.errors import InvalidRequestError, UnavailableError, UnknownModelError, mistakes_in
@@ -15,8 +15,6 @@ from tandem.router.workers.worker_registry import WorkerRegistry
 # Limit of a worker's check, in seconds: it reads all tensors.
 CHECK_TIMEOUT_S = 120.0
 MAX_PATH_LEN = 3000
-# Names that may be loaded together: processes exchange all of them in one message.
-MAX_LOADED = 4096
 
 
 async def _alone() -> None:

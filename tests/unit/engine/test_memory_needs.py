@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tandem.adapters import MAX_LOADED
+from tandem.engine.adapters.modules import slot_numbers
 from tandem.engine.config import EngineConfig
 from tandem.engine.kvcache.sizing import GIB
 from tandem.engine.layers.ops import TorchOps
@@ -102,6 +104,25 @@ def test_the_message_says_what_to_change(model: ModelConfig) -> None:
         check_memory(on_gpu, model, layout, 1000)
     check_memory(on_gpu, model, layout, GIB)
     assert num_pool_bytes(on_gpu, layout) == layout.num_pages_for(64) * layout.page_bytes
+
+
+def test_adapters_in_host_memory_are_counted_on_a_cpu(model: ModelConfig) -> None:
+    engine = EngineConfig(model_dir="m", num_pages=100, max_loras=2, lora_host_memory=0.05)
+    layout = page_layout_of(model, engine.page_size, engine.dtype, engine.kv_cache_dtype)
+    needed = num_weight_bytes(engine, model) + num_pool_bytes(engine, layout)
+    kept = int(0.05 * GIB)
+    check_memory(engine, model, layout, 2 * (needed + kept), num_workers=2)
+    with pytest.raises(ValueError, match=r"adapters .* of 2 workers may take 102 MiB .* a lora_host_memory of at most"):
+        check_memory(engine, model, layout, 2 * (needed + kept) - 2, num_workers=2)
+    with pytest.raises(ValueError, match=r"use a num_pages of at most 99$"):
+        check_memory(engine, model, layout, needed - 1)
+    # No more than all adapters that may be loaded.
+    most = MAX_LOADED * slot_numbers(model, engine.max_lora_rank) * 4
+    check_memory(replace(engine, lora_host_memory=1e6), model, layout, needed + most)
+    # Without adapters, and beside a GPU's memory, nothing is kept.
+    without = replace(engine, max_loras=0)
+    check_memory(without, model, layout, num_weight_bytes(without, model) + num_pool_bytes(without, layout))
+    check_memory(replace(engine, device="cuda"), model, layout, needed)
 
 
 def test_without_num_pages_the_message_names_the_length(model: ModelConfig) -> None:
