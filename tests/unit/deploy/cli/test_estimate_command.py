@@ -229,9 +229,7 @@ def test_adapters_take_memory_of_the_gpu_and_of_the_host(model_dir: str, capsys:
     assert "a smaller --max-loras or --max-lora-rank" in capsys.readouterr().err
 
 
-def test_a_model_that_drafts_is_counted(
-    model_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_drafts_is_counted(model_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = tmp_path / "small"
     small.mkdir()
     (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
