@@ -221,7 +221,8 @@ class Drafting(StepDrafts):
                 source = of_job.source
                 known = of_job.acceptance[source]
                 of_job.acceptance[source] = self._policy.observe(source, known, of_job.proposed, sampled)
-                were_wrong = sampled[:1] != [*of_job.proposed[:1]]
+                # Without a token since, nothing is known of them.
+                were_wrong = bool(sampled) and sampled[0] != of_job.proposed[0]
             # A drafter of the user's own may propose more.
             assert of_job.drafter is not None
             proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]

@@ -18,7 +18,7 @@ from tandem.deploy.config.cluster_options import ON, OPTIONS
 from tandem.deploy.config.options import in_flags
 from tandem.deploy.estimate.bounds import mean_of
 from tandem.deploy.estimate.gpus import GIB, GPUS, Gpu
-from tandem.deploy.estimate.model import read_drafter_of, read_model, refusal_of
+from tandem.deploy.estimate.model import read_drafter_of, read_model
 from tandem.deploy.estimate.rates import (
     MAX_GPUS,
     Load,
@@ -92,9 +92,6 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if num_tokens > longest:
             raise ValueError(f"a request of {num_tokens} tokens is longer than the model allows, {longest}")
         found = estimate(worker, load, decoder)
-        of_roles = arguments.prefill_tp or 0, arguments.decode_tp or 0
-        refusal = refusal_of(arguments.speculation, arguments.drafted, arguments.tp, *of_roles)
-        found["serve_refuses"] = in_flags(refusal, OPTIONS)
         shared: list[Split] | None = None
         if arrivals:
             # The longest request must fit too.
@@ -241,7 +238,7 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
         f"{', by each of ' + str(gpu['workers']) + ' workers that are always busy' if gpu['workers'] > 1 else ''}\n"
         f"  ({gpu['source']})\n"
         f"weights: {found['weight_bytes'] / 1e9:.2f} GB{of_token}; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
-        f"{_adapters(worker, found)}{_refused(found)}"
+        f"{_adapters(worker, found)}"
         f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker"
         f"{', {:,} in one of role both'.format(pools['both']) if 'both' in pools else ''}\n"
         f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "
@@ -273,10 +270,6 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
             else ": no step is short enough"
         )
     )
-
-
-def _refused(found: dict[str, Any]) -> str:
-    return f"tandem serve refuses this: {found['serve_refuses']}\n" if found["serve_refuses"] else ""
 
 
 def _adapters(worker: Worker, found: dict[str, Any]) -> str:

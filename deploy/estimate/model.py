@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tandem.decode_worker.speculation import LOOKUP, NO_SPECULATION, parse_speculation
-from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.decode_worker.speculation import parse_speculation
 from tandem.deploy.drafter import resolve_drafter
 from tandem.engine.draft_models.config import DRAFT, DrafterConfig, read_drafter
 from tandem.engine.models.config import ModelConfig
@@ -32,18 +31,3 @@ def read_drafter_of(speculation: str | None, model: ModelConfig, quantization: s
     if found is None or found.source != DRAFT:
         return found
     return replace(found, model=found.model.quantized(quantization))
-
-
-def refusal_of(speculation: str | None, num_drafts: float, tp: int, prefill_tp: int, decode_tp: int) -> str:
-    """Returns why `tandem serve` refuses these drafts on GPUs; "": it does not.
-
-    Args:
-        speculation: as of read_drafter_of; None: drafts, if there are some, are found by lookup.
-        tp, prefill_tp, decode_tp: as of ClusterConfig.
-    """
-    source = speculation or (LOOKUP if num_drafts else NO_SPECULATION)
-    try:
-        ClusterConfig("model", device="cuda", speculation=source, tp=tp, prefill_tp=prefill_tp, decode_tp=decode_tp)
-    except ValueError as error:
-        return str(error)
-    return ""

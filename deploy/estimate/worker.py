@@ -143,7 +143,7 @@ class Worker:
         return self._whole_layout.page_bytes / self.page_size
 
     def page_layout(self) -> PageLayout:
-        """Returns the pages of a rank. Raises ValueError: the drafter's part cannot be cut."""
+        """Returns the pages of a rank."""
         return self._whole_layout.shard(0, self.degree)
 
     @property
@@ -174,8 +174,8 @@ class Worker:
                 f"{self.gpu.name} has no kernels for latent attention: plain torch computes it there, for which there "
                 "is no estimate; Hopper has kernels"
             )
-        if self.drafter is not None:
-            self.page_layout()
+        if self.drafter is not None and self.degree > 1:
+            raise ValueError(f"a model that drafts is for workers of one rank, not {self.degree}: leave `tp` out")
 
     def memory(self, role: Role) -> DeviceMemory:
         """Returns the GPU's memory after loading the weights, before allocating the pool."""

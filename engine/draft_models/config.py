@@ -129,7 +129,7 @@ def _draft(model_dir: Path) -> DrafterConfig:
 def _mtp(target: ModelConfig, target_dir: Path) -> DrafterConfig:
     if not target.extra_layers:
         raise ValueError(
-            f"speculation mtp is for models with a layer that predicts further tokens, and {target_dir} has none: "
+            f"`speculation` mtp is for models with a layer that predicts further tokens, and {target_dir} has none: "
             "num_nextn_predict_layers is 0 or unknown to its architecture"
         )
     return DrafterConfig(MTP, target_dir, target, 1, state_size=target.hidden_size)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafting import Drafting
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.scheduler import DecodeScheduler
@@ -14,6 +15,8 @@ from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Drafted
 from tandem.sampling_params import SamplingParams
+from tandem.worker.forward_timer import ForwardTimer
+from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine
 from tests.fakes.scripted_drafter import scripted
 from tests.fakes.workers import ListOutbox
@@ -130,6 +133,34 @@ def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine
     assert job.take_drafted([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
     jobs.drafting.checked(job, 2)
     assert jobs.drafting.counts == (Drafted(source, 2, 8, 2, (0, 0, 1, 0, 0, 0, 0, 0)),)
+
+
+class CountedPolicy(DraftPolicy):
+    """Counts renewals, and takes no drafts to pay."""
+
+    num_renewed = 0
+
+    def renewed(self, *, has_drafts: bool) -> None:
+        self.num_renewed += 1
+
+    def choose(
+        self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int, *, num_unknown: int = 0
+    ) -> list[int]:
+        return [0] * len(proposals)
+
+
+def test_drafts_are_compared_with_new_tokens_alone(source: str, engine: EngineBase) -> None:
+    jobs, policy = Jobs(source, engine, 20), CountedPolicy(ForwardTimer("cpu", FakeClock()), 0.0)
+    jobs.drafting = Drafting(source, engine, jobs.cache, policy)
+    job = jobs.add(3)
+    for _ in range(2):
+        # The second search of a step may come before a token is known.
+        assert not jobs.drafting.awaits_tokens(jobs.running)
+    assert policy.num_renewed == 0
+    for token_id, num_renewed in ((DRAFTS[0], 0), (99, 1)):
+        job.sequence.token_ids.append(token_id)
+        assert not jobs.drafting.awaits_tokens(jobs.running)
+        assert policy.num_renewed == num_renewed
 
 
 @pytest.mark.parametrize(

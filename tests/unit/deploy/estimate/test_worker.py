@@ -361,5 +361,5 @@ def test_a_model_that_drafts_takes_memory_and_time() -> None:
     of_pass = (drafting.decode_step(8, 1024) - plain.decode_step(8, 1024)) / 4
     assert small.weight_bytes / H200.limits.copy_bandwidth < of_pass < 0.002
     assert 1.05 * plain.prefill(1, 8192) < drafting.prefill(1, 8192) < 1.2 * plain.prefill(1, 8192)
-    with pytest.raises(ValueError, match="pages with a drafter's layers are for workers of one rank"):
+    with pytest.raises(ValueError, match="a model that drafts is for workers of one rank, not 2"):
         replace(drafting, degree=2)

@@ -69,7 +69,7 @@ def test_refusals_name_the_reason(target_dir: Path, source: str, changes: dict[s
 
 
 def test_mtp_needs_a_layer_for_further_tokens(target_dir: Path) -> None:
-    with pytest.raises(ValueError, match="speculation mtp is for models with a layer that predicts further tokens"):
+    with pytest.raises(ValueError, match="`speculation` mtp is for models with a layer that predicts further tokens"):
         read_drafter("mtp", ModelConfig.from_dir(target_dir), target_dir)
     assert read_drafter("", ModelConfig.from_dir(target_dir), target_dir) is None
 
