@@ -6,6 +6,7 @@
 //
 // Macros for NVRTC:
 //   PARTS   merged projections
+//   SPLITS  of sums of products with A
 //   WARPS   of a block
 //   GATED   1: writes silu(first half of the projections) * second half, of all rows; PARTS is 2
 
@@ -43,10 +44,10 @@ __device__ __forceinline__ void add_products(float (&sums)[8][4], const u32 (&le
 
 // Adds up the splits: of rows g and g + 8, ranks 2 * q + (0, 1, 8, 9). Args: rows: -1 for none.
 __device__ __forceinline__ void load_shrunk(
-    u32 (&left)[4], const float* of_part, u64 split_size, int num_splits, int held_rank, const int (&rows)[2], int q) {
+    u32 (&left)[4], const float* of_part, u64 split_size, int held_rank, const int (&rows)[2], int q) {
     float2 sums[4] = {};
-#pragma unroll 2
-    for (int split = 0; split < num_splits; split++) {
+#pragma unroll
+    for (int split = 0; split < SPLITS; split++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (rows[i % 2] < 0) continue;
@@ -65,14 +66,14 @@ __device__ __forceinline__ void unpack(float (&numbers)[8], const uint4& packed)
     for (int i = 0; i < 8; i++) numbers[i] = number((u16)(pairs[i / 2] >> i % 2 * 16));
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 5) expand_rows(
-    const float* shrunk,  // (splits, PARTS, num_rows, held_rank)
+extern "C" __global__ void __launch_bounds__(32 * WARPS) expand_rows(
+    const float* shrunk,  // (SPLITS, PARTS, num_rows, held_rank)
     const u16* b,         // (slots, max_rank * sum of part sizes)
     const int* ranks,     // (slots, PARTS)
     const int* order, const int* tile_slots, const int* tile_begins, const int* tile_ends, const int* num_tiles,
     const u16* projected,  // (num_rows, row_size)
     u16* out,              // `projected`, or (num_rows, row_size / 2) if GATED
-    int num_rows, int num_splits, int held_rank, int max_rank, int row_size,
+    int num_rows, int held_rank, int max_rank, int row_size,
     int end_0, int end_1) {  // of the first two parts in a row
     asm volatile("griddepcontrol.launch_dependents;");
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -114,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, GATED ? 3 : 5) expand_r
                 }
                 u32 left[4];
                 const float* of_part = shrunk + (u64)(part + p) * num_rows * held_rank + first_rank;
-                load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, num_splits, held_rank, rows, q);
+                load_shrunk(left, of_part, (u64)PARTS * num_rows * held_rank, held_rank, rows, q);
                 add_products(sums[p], left, factors[p]);
             }
         }

@@ -36,7 +36,7 @@ MAX_GATED_OUTPUTS = 128
 # Ranks of all parts that a block multiplies at once, so that rows are read once.
 MAX_COLUMNS = 128
 # Multiprocessors that a product of up to so many rows leaves to a shrink beside it: it waits for memory, not for them.
-NUM_BESIDE, MAX_ROWS_BESIDE = 16, 128
+NUM_BESIDE, MAX_ROWS_BESIDE = 8, 128
 
 
 class Shape(NamedTuple):
