@@ -18,6 +18,7 @@ from benchmarks.engine_loop import PAGE_SIZE, build_dummy_engine, open_model
 from benchmarks.rows import Row, argument_parser, report
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.config import KV_CACHE_DTYPES
 from tandem.engine.floors import DTYPE, Limits, decode_floor, prefill_floor
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.output import ForwardOutput
@@ -28,16 +29,17 @@ CHUNK_SIZE = 16384
 
 
 class Contexts:
-    def __init__(self, engine: EngineBase, model: ModelConfig, limits: Limits) -> None:
+    def __init__(self, engine: EngineBase, model: ModelConfig, limits: Limits, kv_cache_dtype: str = "auto") -> None:
         self._engine = engine
         self._model = model
         self._limits = limits
+        self._kv_cache_dtype = kv_cache_dtype
         self._rng = random.Random(0)
 
     def decode(self, batch_size: int, context: int) -> Iterator[Row]:
         sequences = self._sequences(batch_size, context, context - 1)
         seconds, launching = self._seconds("decode", sequences, NUM_WARMUPS, NUM_STEPS)
-        floor = decode_floor(self._model, self._limits, batch_size, context)
+        floor = decode_floor(self._model, self._limits, batch_size, context, self._kv_cache_dtype)
         name = f"decode step, batch {batch_size}, contexts of {context}"
         yield Row(name, seconds * 1e3, "ms")
         yield Row(f"{name}, times the floor of {floor * 1e3:.2f} ms", seconds / floor, "")
@@ -101,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--contexts", type=int, nargs="+", default=(1024, 16384), help="tokens of each sequence")
     parser.add_argument("--max-tokens", type=int, default=2**21, help="larger steps are left out (default: 2,097,152)")
     parser.add_argument("--prefill", type=int, nargs=2, default=(8, 8192), metavar=("PROMPTS", "TOKENS"))
+    parser.add_argument("--kv-cache-dtype", choices=tuple(KV_CACHE_DTYPES), default="auto", help="data type of pages")
     arguments = parser.parse_args(argv)
     model = open_model(parser, Path(arguments.model))
     steps = [
@@ -115,19 +118,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine = build_dummy_engine(
         arguments.model,
         lambda doing: None,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         num_pages=-(-num_tokens // PAGE_SIZE),
         cuda_graph_max_bs=max(arguments.batch_sizes),
         max_chunk_tokens=CHUNK_SIZE,
         max_batch_size=max(arguments.batch_sizes),
     )
-    engine.pool.memory.view(getattr(torch, DTYPE)).normal_()
-    contexts = Contexts(engine, model, measure_limits())
+    if arguments.kv_cache_dtype == "auto":
+        engine.pool.memory.view(getattr(torch, DTYPE)).normal_()
+    else:
+        # Numbers from -2 to 2, of 8 bits and of 16.
+        engine.pool.memory.random_(0, 256).bitwise_and_(0xBF)
+    contexts = Contexts(engine, model, measure_limits(), arguments.kv_cache_dtype)
     rows = []
     for measured in (*(contexts.decode(*step) for step in steps), contexts.prefill(*arguments.prefill)):
         for row in measured:
             print(f"{row.name}: {row.value:,.3f} {row.unit}", file=sys.stderr, flush=True)
             rows.append(row)
-    return report(rows, f"Contexts, {Path(arguments.model).name}, bfloat16", arguments.json)
+    pages = "" if arguments.kv_cache_dtype == "auto" else f", KV {arguments.kv_cache_dtype}"
+    return report(rows, f"Contexts, {Path(arguments.model).name}, bfloat16{pages}", arguments.json)
 
 
 if __name__ == "__main__":

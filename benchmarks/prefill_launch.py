@@ -21,7 +21,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.token_sequence import TokenSequence
 
 # Prompts of a forward, and tokens of each.
-SHAPES = ((1, 128), (1, 512), (4, 256), (1, 1024), (1, 4096), (32, 256), (16, 512))
+SHAPES = ((1, 128), (1, 512), (4, 256), (1, 1024), (64, 16), (1, 4096), (32, 256), (16, 512))
 CHUNK_SIZE = 8192
 NUM_PAGES = 2 * CHUNK_SIZE // PAGE_SIZE
 NUM_REPEATS = 9

@@ -51,9 +51,9 @@ MAX_TOKENS = 4096
 MAX_RUN_TOKENS = 2048
 WARMUP_S, MEASURED_S = 1.5, 0.5
 TIMEOUT_S = 120.0
-# Streams beside prompts that arrive at a rate, per second.
+# Streams beside prompts that arrive at equal intervals, in seconds.
 STREAM, NUM_STREAMS = "s", 64
-ARRIVAL_RATE, ARRIVALS_S = 4.0, 4.0
+INTERVAL_S, ARRIVALS_S = 0.25, 6.0
 ARRIVING_LEN, ARRIVING_TOKENS = 2048, 32
 # Leaves a direction in the hidden state to the embedding alone.
 DAMPING = 1e-3
@@ -233,13 +233,13 @@ class Arrivals:
             worker.submit(name, rng.choices(range(vocab_size), k=PROMPT_LEN), SamplingParams(MAX_TOKENS))
         worker.run_until(lambda: self._num_first == NUM_STREAMS, TIMEOUT_S)
         began = time.perf_counter()
-        due, number = began + WARMUP_S, 0
+        due, number = began, 0
         while (now := time.perf_counter()) < began + WARMUP_S + ARRIVALS_S:
             self._is_measured = now > began + WARMUP_S
             if now >= due:
                 prompt = rng.choices(range(vocab_size), k=ARRIVING_LEN)
                 worker.submit(f"p{number}", prompt, SamplingParams(ARRIVING_TOKENS))
-                due, number = due + rng.expovariate(ARRIVAL_RATE), number + 1
+                due, number = due + INTERVAL_S, number + 1
             worker.step()
         for name in (*names, *(f"p{i}" for i in range(number))):
             worker.abort(name, 0)

@@ -17,7 +17,7 @@ class DecodeOptions:
         "own layer for further tokens",
         choices=(NO_SPECULATION, AUTO_SPECULATION, *DRAFTERS.names, *model_sources()),
         takes_path=True,
-        shown="auto on CPUs with one rank a worker, else off",
+        shown="auto with one rank a worker, else off",
         detail=" ([speculation.md](speculation.md))",
     )
     speculation_shared: bool = option(
@@ -55,5 +55,6 @@ class DecodeConfig(DecodeOptions):
         require(self.max_overtaken >= 0, "max_overtaken must not be negative")
         require(
             parse_speculation(self.speculation).is_lookup or not self.speculation_shared,
-            f"speculation_shared is for speculation auto and ngram, not {self.speculation}: leave one of them out",
+            f"speculation_shared is for `speculation` auto and ngram, not {self.speculation}: leave it out, or use one "
+            "of these",
         )

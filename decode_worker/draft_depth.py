@@ -33,18 +33,25 @@ class DraftDepth:
         self._objective_s = itl_objective_s
         self._costs = costs
         self._price = price
-        self._pass_s = 0.0
+        # Of a step, beyond its passes on the device: while one runs, the host prepares the next.
+        # Of a pass, if start-up measures none.
+        self._beyond_s: float | None = None
         # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
         self._drafting_s = 0.0
         self._num_without = 0
 
-    def drafted(self, num_passes: int, seconds: float) -> None:
-        """Records a step's drafting; 0 passes: it had no drafts."""
+    def drafted(self, num_passes: int, seconds: float, num_rows: int = 0) -> None:
+        """Records a step's drafting. Args: num_passes: 0: it had no drafts; num_rows: requests with drafts."""
         self._drafting_s += WEIGHT * (seconds - self._drafting_s)
         self._num_without = 0 if num_passes else self._num_without + 1
         if num_passes:
-            of_pass = seconds / num_passes
-            self._pass_s += (WEIGHT if self._pass_s else 1.0) * (of_pass - self._pass_s)
+            device_s = self._device_s(num_rows)
+            beyond = seconds - num_passes * device_s if device_s else seconds / num_passes
+            known = self._beyond_s
+            if known is None:
+                # One slow first step is no reason to end drafts whose price is known.
+                known = 0.0 if device_s else beyond
+            self._beyond_s = known + WEIGHT * (beyond - known)
 
     def choose(self, requests: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> int:
         """Returns the drafts of each request, of which one may have fewer.
@@ -57,9 +64,12 @@ class DraftDepth:
         times = self._timer.times()
         if self._price is not None and not self._price.allows_drafts:
             return 0
-        if not times.step_s or not self._pass_s:
+        device_s = self._device_s(len(requests))
+        if not times.step_s or (self._beyond_s is None and not device_s):
             # Both are measured with the first drafts.
             return min(1, most)
+        beyond_s = max(0.0, self._beyond_s or 0.0)
+        once_s, pass_s = (beyond_s, device_s) if device_s else (0.0, beyond_s)
         plain_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
         plain_s = max(times.request_s, plain_s - self._drafting_s)
         limit_s = FILLED * self._objective_s if plain_s < FILLED * self._objective_s else float("inf")
@@ -68,7 +78,7 @@ class DraftDepth:
         for depth in range(1, most + 1):
             chances = [acceptance**depth for acceptance, of_request in requests if of_request >= depth]
             num_tokens, num_drafts = num_tokens + sum(chances), num_drafts + len(chances)
-            step_s = plain_s + depth * self._pass_s + self._rows_s(num_requests, num_drafts, times)
+            step_s = plain_s + once_s + depth * pass_s + self._rows_s(num_requests, num_drafts, times)
             if self._price is not None:
                 step_s = self._price.uncorrected_s(step_s)
             if step_s > limit_s:
@@ -76,6 +86,10 @@ class DraftDepth:
             if num_tokens / step_s > best_rate:
                 best, best_rate = depth, num_tokens / step_s
         return best or min(int(self._num_without >= PROBE_STEPS), most)
+
+    def _device_s(self, num_rows: int) -> float:
+        """Returns the device's seconds of a pass, 0 if not measured."""
+        return 0.0 if self._costs is None else self._costs.pass_s(num_rows)
 
     def _rows_s(self, num_requests: int, num_drafts: int, times: ForwardTimes) -> float:
         """Returns the seconds that rows of drafts add to a step."""

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.engine.draft_costs import DraftCosts
+from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
 
 # Drafts of a request in a step at most: eight rows with its last token.
@@ -13,6 +14,11 @@ MAX_DRAFTS = 7
 START = 0.5
 # Weight of an observation in a request's mean, and in that of all requests.
 WEIGHT, SHARED_WEIGHT = 1 / 8, 1 / 64
+# The same for whether there are drafts again behind a wrong one, of all requests.
+RENEWAL_START, RENEWAL_WEIGHT = 0.5, 1 / 128
+# Least gain for which a step waits for the tokens in flight, and its addition for one request. With fewer requests,
+# acceptance is less certain.
+ENTRY_GAIN, ENTRY_DOUBT = 1.05, 0.25
 # Less likely drafts gain nothing worth their host time.
 LEAST_CHANCE = 0.02
 # Share of the ITL objective that an expected step may fill.
@@ -46,6 +52,7 @@ class DraftPolicy:
         self._timer = timer
         self._objective_s = itl_objective_s
         self._usual: dict[str, float] = {}
+        self._renewal = RENEWAL_START
         self._costs = costs
         self._price = price
         # Of the last step for which drafts were chosen: on the device, and expected.
@@ -67,6 +74,10 @@ class DraftPolicy:
         self._usual[source] = usual
         return acceptance
 
+    def renewed(self, *, has_drafts: bool) -> None:
+        """Counts a request whose last drafts were wrong. Args: has_drafts: whether it has new ones."""
+        self._renewal += RENEWAL_WEIGHT * (has_drafts - self._renewal)
+
     def choose(
         self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int, *, num_unknown: int = 0
     ) -> list[int]:
@@ -76,28 +87,35 @@ class DraftPolicy:
             proposals: acceptance and number of drafts.
             num_requests: of the step, also those without a proposal.
             num_context: attended tokens, summed over the requests.
-            num_unknown: tokens between those that the host knows and the drafts, at the start of each proposal. All
-                must be as proposed.
+            num_unknown: 1 if the host does not know the token before the drafts, which is each proposal's first. If it
+                is wrong, there may be new drafts.
         """
         counts = [0] * len(proposals)
-        times = self._timer.times()
-        if not times.step_s or (self._price is not None and not self._price.allows_drafts):
+        if not proposals:
             return counts
-        step_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
+        times = self._timer.times()
+        step_s = self._plain_s(times, num_requests, num_context)
+        if not step_s or (self._price is not None and not self._price.allows_drafts):
+            return counts
         limit_s = FILLED * self._objective_s
         if step_s >= limit_s:
             limit_s = float("inf")
-        chances = [
-            (chance, number)
-            for number, (acceptance, num_drafts) in enumerate(proposals)
-            for depth in range(1, num_drafts - num_unknown + 1)
-            if (chance := acceptance ** (num_unknown + depth)) >= LEAST_CHANCE
-        ]
+        if self._price is not None:
+            limit_s = min(limit_s, self._price.limit_s)
+        chances = []
+        for number, (acceptance, num_drafts) in enumerate(proposals):
+            chance = acceptance + (1.0 - acceptance) * self._renewal if num_unknown else 1.0
+            for _ in range(num_drafts - num_unknown):
+                chance *= acceptance
+                if chance < LEAST_CHANCE:
+                    break
+                chances.append((chance, number))
         chances.sort(reverse=True)
         # With each number of drafts.
         num_tokens = [*accumulate((chance for chance, _ in chances), initial=float(num_requests))]
         token_share = 1.0 if self._price is None else self._price.token_share
-        best, best_rate = 0, num_requests / step_s
+        least_gain = ENTRY_GAIN + ENTRY_DOUBT / num_requests**0.5 if num_unknown else 1.0
+        best, best_rate = 0, least_gain * num_requests / step_s
         for num_drafts, extra_s in self._extras_s(num_requests, len(chances), times.request_s):
             device_s = step_s + extra_s
             seconds = device_s if self._price is None else self._price.seconds(device_s)
@@ -111,20 +129,20 @@ class DraftPolicy:
             counts[number] += 1
         return counts
 
-    def timed(self, seconds: float | None, num_tokens: int) -> None:
-        """Takes the time of a step, from the end of the step before.
+    def step_s(self, num_requests: int) -> float | None:
+        """Returns the time of a step without drafts where steps overlap; None if it is not known."""
+        return self._price.plain_s(num_requests) if self._price is not None and num_requests else None
 
-        Args:
-            seconds: None of a step without drafts, or after a pause.
-            num_tokens: sampled and accepted ones of all requests.
-        """
-        if self._price is None:
-            return
-        if seconds is None or not self._device_s:
-            self._price.rested()
-        else:
-            expected_s = self._price.uncorrected_s(self._device_s)
-            self._price.drafted(expected_s, seconds, num_tokens / self._num_tokens)
+    def timed(self, step: StepTime) -> None:
+        """Takes the time of a step."""
+        if self._price is not None:
+            self._price.passed(step, self._price.uncorrected_s(self._device_s), self._num_tokens)
+
+    def _plain_s(self, times: ForwardTimes, num_requests: int, num_context: int) -> float | None:
+        """Returns the time of a step without drafts; None or 0 if it is not known."""
+        if self._price is not None:
+            return self._price.plain_s(num_requests)
+        return times.step_s and times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
 
     def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
         """Yields numbers of drafts and the seconds that they add to a step."""

@@ -1,8 +1,9 @@
 """Speculation: drafts of a decode step's requests, and their counts."""
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tandem.decode_worker import draft_policy
@@ -12,12 +13,17 @@ from tandem.decode_worker.drafters.base import Drafter
 from tandem.decode_worker.drafters.shared import SharedLookup, SharedOutputs
 from tandem.decode_worker.drafters.table import DRAFTERS
 from tandem.decode_worker.job import DecodeJob, JobDrafts
+from tandem.decode_worker.overlap_price import StepTime
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Drafted
 
 # Drafts of a request in a step at most, without a policy.
 MAX_DRAFTS = 4
+# Share of a step without drafts for searches, while drafts do not pay. They take requests in turn.
+SEARCH_SHARE = 0.02
+# Weight of a step in the mean time of a search.
+SEARCH_WEIGHT = 1 / 16
 # For all grammars of a step's drafts, in seconds of a processor. Beyond it, later ones get none.
 MAX_GRAMMAR_CPU_S = 0.01
 
@@ -51,8 +57,8 @@ class StepDrafts(ABC):
             may_grow: whether drafts may take free pages.
         """
 
-    def timed(self, seconds: float | None, num_tokens: int) -> None:
-        """As DraftPolicy.timed."""
+    def timed(self, step: StepTime) -> None:
+        """Takes the time of a step."""
         return
 
     @property
@@ -117,6 +123,7 @@ class Drafting(StepDrafts):
         cache: CacheManager,
         policy: DraftPolicy | None = None,
         shared: SharedOutputs | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -128,6 +135,11 @@ class Drafting(StepDrafts):
         self._drafter = DRAFTERS.load(source)
         self._policy = policy
         self._shared = shared
+        self._clock = clock
+        # Whether drafts would have paid when all requests were last looked at, and the last sample of them.
+        self._pays, self._turn = True, 0
+        # Of a request, in seconds.
+        self._search_s = 0.0
         self._max_drafts = min(MAX_DRAFTS if policy is None else draft_policy.MAX_DRAFTS, engine.max_drafts)
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
@@ -135,8 +147,18 @@ class Drafting(StepDrafts):
             return False
         if self._policy is None:
             return True
-        proposals = self._proposals(jobs)
-        return bool(proposals) and any(self._best_counts(proposals, jobs, num_unknown=1))
+        if not self._pays:
+            # Searches for all might take longer than the step in flight.
+            step_s = self._policy.step_s(len(jobs))
+            num_turns = max(1, math.ceil(len(jobs) * self._search_s / (SEARCH_SHARE * step_s))) if step_s else 1
+            self._turn = (self._turn + 1) % num_turns
+            sampled = self._timed_proposals(jobs[self._turn :: num_turns])
+            pays = any(self._best_counts(sampled * num_turns, jobs, num_unknown=1))
+            if num_turns == 1 or not pays:
+                self._pays = pays
+                return pays
+        self._pays = any(self._best_counts(self._timed_proposals(jobs), jobs, num_unknown=1))
+        return self._pays
 
     def draft(self, jobs: Sequence[DecodeJob], running: Sequence[DecodeJob], *, may_grow: bool) -> None:
         num_reserved = self.num_reserved(running) if may_grow else None
@@ -146,9 +168,9 @@ class Drafting(StepDrafts):
             room = self._room(job, min(len(drafts), max(0, num_left)), num_reserved)
             num_left -= self._take(job, of_job, drafts[:room])
 
-    def timed(self, seconds: float | None, num_tokens: int) -> None:
+    def timed(self, step: StepTime) -> None:
         if self._policy is not None:
-            self._policy.timed(seconds, num_tokens)
+            self._policy.timed(step)
 
     def _chosen(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
         """Returns the drafts to compute of each job that has any."""
@@ -156,11 +178,19 @@ class Drafting(StepDrafts):
         if self._policy is None or not proposals:
             return proposals
         counts = self._best_counts(proposals, jobs)
+        self._pays = any(counts)
         return [
             (job, of_job, drafts[:count])
             for (job, of_job, drafts), count in zip(proposals, counts, strict=True)
             if count
         ]
+
+    def _timed_proposals(self, jobs: Sequence[DecodeJob]) -> list[Proposal]:
+        began = self._clock()
+        proposals = self._proposals(jobs)
+        if jobs:
+            self._search_s += SEARCH_WEIGHT * ((self._clock() - began) / len(jobs) - self._search_s)
+        return proposals
 
     def _best_counts(
         self, proposals: Sequence[Proposal], jobs: Sequence[DecodeJob], *, num_unknown: int = 0
@@ -185,11 +215,13 @@ class Drafting(StepDrafts):
             if job.drafts is None:
                 job.drafts = JobDrafts(self._new_drafter(job))
             of_job = job.drafts
+            were_wrong = False
             if self._policy is not None and of_job.proposed:
                 sampled = sequence.token_ids[of_job.proposed_at :]
                 source = of_job.source
                 known = of_job.acceptance[source]
                 of_job.acceptance[source] = self._policy.observe(source, known, of_job.proposed, sampled)
+                were_wrong = sampled[:1] != [*of_job.proposed[:1]]
             # A drafter of the user's own may propose more.
             assert of_job.drafter is not None
             proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
@@ -198,6 +230,8 @@ class Drafting(StepDrafts):
                 of_job.acceptance.setdefault(of_job.source, self._policy.usual_acceptance(of_job.source))
             of_job.proposed = self._until_stop(job, proposed)
             of_job.proposed_at = len(sequence.token_ids)
+            if were_wrong and self._policy is not None:
+                self._policy.renewed(has_drafts=bool(of_job.proposed))
             if of_job.proposed:
                 proposals.append((job, of_job, of_job.proposed))
         return proposals

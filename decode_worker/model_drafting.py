@@ -6,6 +6,7 @@ from tandem.decode_worker.draft_depth import DraftDepth
 from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafting import MAX_DRAFTS, StepDrafts
 from tandem.decode_worker.job import DecodeJob, JobDrafts
+from tandem.decode_worker.overlap_price import StepTime
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 
@@ -65,7 +66,10 @@ class ModelDrafting(StepDrafts):
             of_job = job.drafts = job.drafts or JobDrafts(source=self._source)
             of_job.proposed, of_job.proposed_at = drafts, len(job.sequence.token_ids)
             self._take(job, of_job, self._until_stop(job, drafts))
-        self._depth.drafted(max(counts, default=0), self._clock() - began)
+        self._depth.drafted(max(counts, default=0), self._clock() - began, len(asked))
+
+    def timed(self, step: StepTime) -> None:
+        self._policy.timed(step)
 
     def _observe(self, job: DecodeJob) -> None:
         """Compares the last drafts with the tokens behind them."""

@@ -15,7 +15,7 @@ from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
 from tandem.decode_worker.model_drafting import ModelDrafting
-from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.decode_worker.pacing import StepPace
 from tandem.decode_worker.speculation import parse_speculation
 from tandem.decode_worker.step import DecodeStep
@@ -130,18 +130,18 @@ class DecodeScheduler(ForwardScheduler):
             return None
         if not engine.max_drafts:
             raise ValueError(
-                f"speculation {self._config.speculation} is for attention that computes several rows of a sequence in "
-                "a decode step, and this model's does not: leave it out"
+                f"`speculation` {self._config.speculation} is for attention that computes several rows of a sequence "
+                "in a decode step, and this model's does not on this device: use `speculation` off"
             )
         policy = None
         objective_s = self._config.itl_objective_s
         if has_policy:
-            price = OverlapPrice(self._timer, self._pace) if self._overlaps else None
+            price = OverlapPrice(self._pace) if self._overlaps else None
             policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price)
             if speculation.is_by_model:
                 depth = DraftDepth(self._timer, objective_s, engine.draft_costs, price)
                 return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
-        return Drafting(source, engine, self._cache, policy, self._shared_outputs)
+        return Drafting(source, engine, self._cache, policy, self._shared_outputs, self._clock)
 
     @property
     def num_running(self) -> int:
@@ -253,6 +253,7 @@ class DecodeScheduler(ForwardScheduler):
         """Launches a step, handles earlier outputs while it runs, and samples its tokens."""
         self._pace.launching()
         idle_since = self._idle_since if self._in_flight is None else None
+        step.overlaps = self._in_flight is not None
         self._engine.launch(decoded=step, prompts=prompts, meanwhile=meanwhile)
         if idle_since is not None and self._overlaps and self._drafting is not None:
             step.idle_s = self._clock() - idle_since
@@ -500,9 +501,16 @@ class DecodeScheduler(ForwardScheduler):
             for job, num_right in step.num_accepted.items():
                 self._drafting.checked(job, num_right)
             num_accepted = sum(step.num_accepted.values())
-            is_timed = known_before is not None and step.num_drafted > 0
-            seconds = self._idle_since - (known_before or 0.0) if is_timed else None
-            self._drafting.timed(seconds, len(step.jobs) + num_accepted)
+            self._drafting.timed(
+                StepTime(
+                    None if known_before is None else self._idle_since - known_before,
+                    len(step.jobs),
+                    len(step.jobs) + num_accepted,
+                    has_drafts=step.num_drafted > 0,
+                    overlaps=step.overlaps,
+                    has_prompts=self._timer.has_prompts,
+                )
+            )
             # The launch counted all drafts.
             self._engine.counters.output_tokens_computed -= step.num_drafted - num_accepted
         self._timer.step_ended(idle_s=step.idle_s)

@@ -44,7 +44,7 @@ def parse_speculation(text: str) -> Speculation:
     source, separator, argument = text.partition(":")
     if (wanted := MODEL_SOURCES.get(source)) is not None:
         if bool(wanted) != bool(argument) or bool(separator) != bool(argument):
-            raise ValueError(f"speculation must be one of {', '.join(model_sources())}, not {text!r}")
+            raise ValueError(f"`speculation` must be one of {', '.join(model_sources())}, not {text!r}")
         return Speculation(source, argument=argument)
     DRAFTERS.check("speculation", text, besides=(NO_SPECULATION, AUTO_SPECULATION, *model_sources()))
     if text == NO_SPECULATION:

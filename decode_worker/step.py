@@ -18,6 +18,7 @@ class DecodeStep(ForwardPart):
         new_jobs: jobs whose first step this is.
         output: output of the forward pass after the launch, with the jobs' rows first.
         is_mixed: whether the pass includes prompts.
+        overlaps: whether it was launched while another one was in flight.
         idle_s: time before the launch without a decode step in flight, after earlier steps.
         num_drafted: drafts of the jobs.
         num_accepted: accepted drafts of each job with drafts that has not ended, after `collect`.
@@ -25,6 +26,7 @@ class DecodeStep(ForwardPart):
 
     output: ForwardOutput
     is_mixed: bool = False
+    overlaps: bool = False
     idle_s: float = 0.0
     num_drafted: int = 0
 

@@ -17,7 +17,7 @@ from tandem.deploy.adapters import read_adapters
 from tandem.deploy.config.bounds import Bounds, SizedKind
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
 from tandem.deploy.config.cluster_options import AUTO, OFF
-from tandem.deploy.drafter import with_drafter
+from tandem.deploy.drafter import check_drafter_name, with_drafter
 from tandem.deploy.errors import ClusterError, refusals
 from tandem.deploy.host.certificates import given_certificates, make_certificates
 from tandem.deploy.host.ports import ClientAddresses, ClusterPorts, ReservedPorts
@@ -184,6 +184,7 @@ class Cluster:
                 self.cluster_tls = given_certificates(
                     config.internal_tls_ca, config.internal_tls_cert, config.internal_tls_key
                 )
+            check_drafter_name(config)
         needs_ray_first = config.device == "cuda" or config.spans_nodes
         if needs_ray_first:
             # Before a model is fetched for minutes.

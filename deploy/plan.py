@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from tandem.choices import Choices, is_path
 from tandem.config import Role
 from tandem.deploy.config.cluster_config import ClusterConfig, WorkerPlan
+from tandem.deploy.drafter import check_drafter
 from tandem.deploy.host.ports import ClusterPorts
 from tandem.engine.attention.table import ATTENTION_BACKENDS
 from tandem.engine.config import EngineConfig
@@ -134,6 +135,7 @@ def plan(
         else:
             pools = [_beside_store(config, engine, model_config, here)]
     _check_degrees(config, engine, model_config)
+    check_drafter(engine, model_config)
     # So does a GPU worker.
     if engine.device == "cpu":
         _check_memory(pools, replace(engine, degree=config.max_degree), model_config)
@@ -195,6 +197,7 @@ def check_before_fetching(config: ClusterConfig, model_dir: Path) -> None:
     model_config = ModelConfig.from_dir(model_dir)
     engine = config.engine(str(model_dir), 1)
     _check_degrees(config, engine, model_config)
+    check_drafter(engine, model_config)
     if engine.device == "cpu" and not config.spans_nodes:
         here = PoolsOfNode("", config.num_workers, available_memory_bytes())
         pools = [_beside_store(config, engine, model_config, here)]

@@ -100,8 +100,8 @@ def build_engine(
             ) from error
         except ImportError as error:
             raise ValueError(
-                f"device cuda needs packages that are not installed ({error}): pip install '.[cuda13]', or '.[cuda12]' "
-                "for a torch made for CUDA 12"
+                f"`device` cuda needs packages that are not installed ({error}): pip install '.[cuda13]', or "
+                "'.[cuda12]' for a torch made for CUDA 12"
             ) from error
     if engine.slots is not None:
         limits = config.adapter_limits

@@ -20,6 +20,8 @@ QUANTIZATIONS = ("auto", FP8)
 MAX_WORKERS_PER_GPU = 32
 # Kernels skip the empty tiles of a step, of which each slot may have one.
 MAX_LORAS = 1024
+# Sequences and drafts of a decode step with drafts, on a GPU. Beyond it, rows take as long as further steps.
+MAX_DRAFTED_ROWS = 256
 # Bounds the memory for sampling the prompts' first tokens.
 MAX_PREFILL_BATCH_SIZE = 128
 
@@ -152,7 +154,7 @@ class EngineConfig(EngineOptions):
         )
         require(
             self.workers_per_gpu == 1 or self.device == "cuda",
-            f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: it needs device cuda",
+            f"workers_per_gpu {self.workers_per_gpu} is for workers on GPUs: use `device` cuda",
         )
         require(1 <= self.degree <= MAX_DEGREE, f"a worker has 1 to {MAX_DEGREE} ranks, not {self.degree}")
         require(not self.drafter or self.degree == 1, "a drafter is for workers of one rank")

@@ -9,9 +9,12 @@ import torch
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.agreement import agreed_num_pages, check_equal
 from tandem.engine.attention.base import AttentionBackend, GraphableBackend
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_costs import DraftCosts
 from tandem.engine.draft_graphs import MAX_ROWS, SIZES, DraftGraphs, draft_graph_sizes
+from tandem.engine.draft_models.drafted_model import DraftedModel
+from tandem.engine.draft_models.graphed_backend import GraphableDraftedBackend
+from tandem.engine.draft_models.pass_graphs import PassGraphs, pass_graph_sizes
 from tandem.engine.dry_run import Measured, free_bytes, keep_forward_memory, measure_memory
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs, graph_sizes
@@ -63,13 +66,14 @@ def build_on_gpu(
     decode_sizes = graph_sizes(config.cuda_graph_max_bs) if for_graphs is not None else []
     max_drafts = config.max_drafts if attention.computes_drafts else 0
     draft_sizes = draft_graph_sizes(config.max_batch_size, max_drafts) if decode_sizes else ()
-    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes
+    all_sizes = decode_sizes, measured.prefill_sizes, measured.mixed_sizes, draft_sizes, measured.large_sizes
     check_equal(group, model, pool, attention, all_sizes)
     if not model.is_capturable and config.dtype != "float32":
         logger.warning("%s", SLOW_EXPERTS)
     if config.max_drafts and not max_drafts:
-        logger.warning("%s computes no drafts: decode steps have none", type(attention).__name__)
-    graphs, prefill_graphs, mixed_graphs, draft_graphs = None, None, None, None
+        logger.info("%s computes no drafts: decode steps have none", type(attention).__name__)
+    graphs, prefill_graphs, large_graphs, mixed_graphs = None, None, None, None
+    draft_graphs, pass_graphs = None, None
     num_table_pages = layout.num_pages_for(
         min(longest or model_config.max_position_embeddings, num_pages * layout.page_size)
     )
@@ -79,13 +83,27 @@ def build_on_gpu(
         prefill_graphs = PrefillGraphs(
             model, for_graphs, device, measured.prefill_sizes, num_table_pages, on_progress, slots
         )
+    if for_graphs is not None and measured.large_sizes:
+        large_graphs = PrefillGraphs(
+            model,
+            for_graphs,
+            device,
+            measured.large_sizes,
+            num_table_pages,
+            on_progress,
+            max_prompts=MAX_PREFILL_BATCH_SIZE,
+        )
     if for_graphs is not None and measured.mixed_sizes.pairs():
         mixed_graphs = MixedGraphs(model, for_graphs, device, measured.mixed_sizes, num_table_pages, on_progress, slots)
     if for_graphs is not None and draft_sizes:
         draft_graphs = DraftGraphs(model, for_graphs, device, draft_sizes, num_table_pages, on_progress, slots)
+        if isinstance(model, DraftedModel):
+            sizes = pass_graph_sizes(config.max_batch_size)
+            pass_graphs = _pass_graphs(model, for_graphs, device, sizes, num_table_pages, on_progress)
     draft_costs = None
     if graphs is not None and draft_graphs is not None:
-        draft_costs = DraftCosts(graphs.times_s((1, *SIZES)), draft_graphs.times_s())
+        of_passes = {} if pass_graphs is None else pass_graphs.times_s()
+        draft_costs = DraftCosts(graphs.times_s((1, *SIZES)), draft_graphs.times_s(), of_passes)
     _log_memory(config, memory, num_pages, layout, free_at_start)
     if config.workers_per_gpu > 1:
         keep_forward_memory(memory, device)
@@ -103,8 +121,10 @@ def build_on_gpu(
         mixed_steps=config.mixed_steps,
         mixed_graphs=mixed_graphs,
         draft_graphs=draft_graphs,
+        pass_graphs=pass_graphs,
         ranks=launches,
         slots=slots,
+        large_graphs=large_graphs,
     )
     engine.max_drafts, engine.max_drafted_rows, engine.draft_costs = max_drafts, MAX_ROWS, draft_costs
     return engine
@@ -113,6 +133,18 @@ def build_on_gpu(
 def _for_graphs(attention: AttentionBackend, model: Model) -> GraphableBackend | None:
     """Returns the backend if it and the model can be captured."""
     return attention if isinstance(attention, GraphableBackend) and model.is_capturable else None
+
+
+def _pass_graphs(
+    model: DraftedModel,
+    attention: GraphableBackend,
+    device: torch.device,
+    sizes: Sequence[int],
+    max_pages_per_sequence: int,
+    on_progress: Callable[[str], None],
+) -> PassGraphs:
+    assert isinstance(attention, GraphableDraftedBackend)
+    return PassGraphs(model.drafter, attention.drafter, device, sizes, model.dtype, max_pages_per_sequence, on_progress)
 
 
 def _measure(
@@ -137,15 +169,26 @@ def _measure(
     def capture_prefill(sizes: Sequence[int]) -> object:
         return PrefillGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
+    def capture_large(sizes: Sequence[int]) -> object:
+        return PrefillGraphs(
+            model, for_graphs, engine.device, sizes, 1, lambda doing: None, max_prompts=MAX_PREFILL_BATCH_SIZE
+        )
+
     def capture_mixed(sizes: MixedSizes) -> object:
         return MixedGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
     def capture_drafts(sizes: Sequence[int]) -> object:
         return DraftGraphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None, slots)
 
+    def capture_passes(sizes: Sequence[int]) -> object:
+        assert isinstance(model, DraftedModel)
+        return _pass_graphs(model, for_graphs, engine.device, sizes, 1, lambda doing: None)
+
     has_drafts = config.max_drafts > 0 and attention.computes_drafts
     has_mixed = config.mixed_steps and attention.computes_mixed
     has_graphs = config.cuda_graph_max_bs > 0 and config.prefill_cuda_graphs
+    # Ranks add up large sums faster without a graph.
+    has_large = config.prefill_cuda_graphs and for_graphs.graphs_new_prompts and model.collectives is None
     return measure_memory(
         engine,
         config,
@@ -155,6 +198,8 @@ def _measure(
         capture_mixed if has_mixed and has_graphs else None,
         capture_drafts if has_drafts and config.cuda_graph_max_bs else None,
         group,
+        capture_large if has_large else None,
+        capture_passes if has_drafts and config.cuda_graph_max_bs and isinstance(model, DraftedModel) else None,
     )
 
 

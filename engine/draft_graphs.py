@@ -13,6 +13,7 @@ from tandem.engine.adapters.ops import AdapterBatch
 from tandem.engine.adapters.slots import AdapterSlots
 from tandem.engine.attention.base import GraphableBackend, GraphedAttention
 from tandem.engine.batch import Batch
+from tandem.engine.config import MAX_DRAFTED_ROWS
 from tandem.engine.graph_capture import GraphCapture, shortest_s
 from tandem.engine.graph_runner import GraphOutput
 from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
@@ -20,8 +21,8 @@ from tandem.engine.models.base import Model
 from tandem.engine.ranks.record import NO_GRAPH, GraphSize
 from tandem.engine.upload import Packed, aligned
 
-# Of the sequences' tokens and drafts together. Beyond the last, rows take as long as further steps.
-SIZES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Of the sequences' tokens and drafts together.
+SIZES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, MAX_DRAFTED_ROWS)
 MAX_ROWS = SIZES[-1]
 
 
@@ -100,13 +101,14 @@ class DraftGraphs:
         return GraphOutput(self._logits[:num_rows], self._token_ids[:num_rows])
 
     def times_s(self) -> dict[int, float]:
-        """Measures the device's time of each size, of different tokens without a context."""
+        """Measures the device's time of each size, of different tokens without a context.
+        Experts count them, because rows that do not count choose none."""
         times_s = {}
         for size in self._sizes:
             graph = self._graphs[size]
             graph.attention.plan(())
             ids = np.arange(size, dtype=np.int64) % self._model.config.vocab_size
-            Packed(np.concatenate((ids, staged_rows(0, 0)))).copy_to(graph.staged)
+            Packed(np.concatenate((ids, staged_rows(size, size)))).copy_to(graph.staged)
             times_s[size] = shortest_s(partial(graph.graph.replay, None))
         return times_s
 

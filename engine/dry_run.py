@@ -11,11 +11,12 @@ from tandem.engine.batch import Batch
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_graphs import MAX_ROWS, draft_graph_sizes
 from tandem.engine.draft_graphs import SIZES as DRAFT_SIZES
+from tandem.engine.draft_models.pass_graphs import pass_graph_sizes
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import graph_sizes
 from tandem.engine.kvcache.sizing import DeviceMemory
 from tandem.engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
-from tandem.engine.prefill_graphs import MAX_PROMPTS, SIZES
+from tandem.engine.prefill_graphs import MAX_PROMPTS, MAX_TOKENS, SIZES, large_graph_sizes
 from tandem.engine.ranks.group import SINGLE_GROUP, RankGroup
 from tandem.engine.trial_batches import TrialBatches
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
@@ -34,6 +35,10 @@ NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
 NUM_TRIAL_SIZES = 6
 # Above this ratio of device time to launch time a graph saves only host time.
 LAUNCH_BOUND = 1.2
+# Up to this ratio a graph of a large prefill leaves a busy host time to schedule the next one.
+LARGE_LAUNCH_BOUND = 6.0
+# Tokens of a prompt in trials of large prefills.
+LARGE_PROMPT_LEN = 512
 # The shortest trial counts: other starting workers may delay the host.
 NUM_TRIALS = 3
 SETTLE_S = 0.5
@@ -55,6 +60,7 @@ class Measured(NamedTuple):
     memory: DeviceMemory
     prefill_sizes: tuple[int, ...]
     mixed_sizes: MixedSizes
+    large_sizes: tuple[int, ...] = ()
 
 
 def free_bytes() -> int:
@@ -83,6 +89,8 @@ def measure_memory(
     capture_mixed: Callable[[MixedSizes], object] | None,
     capture_drafts: Callable[[Sequence[int]], object] | None = None,
     group: RankGroup = SINGLE_GROUP,
+    capture_large: Callable[[Sequence[int]], object] | None = None,
+    capture_passes: Callable[[Sequence[int]], object] | None = None,
 ) -> Measured:
     """Runs prefills up to the largest and the largest decode step that `config` allows, and captures a few graphs.
 
@@ -93,12 +101,15 @@ def measure_memory(
         capture_mixed: None unless there are graphs of both kinds.
         capture_drafts: captures graphs of decode steps with drafts, by their rows; None: no such graphs.
         group: ranks that all call this. Their sizes of graphs are the leader's.
+        capture_large: captures graphs of more prompts and tokens; None: no such graphs.
+        capture_passes: captures graphs of a drafter's passes, by their sequences; None: no such graphs.
 
     Raises:
         torch.OutOfMemoryError: a forward pass does not fit beside the weights.
     """
     forward = graphs = 0
     prefill_sizes: tuple[int, ...] = ()
+    large_sizes: tuple[int, ...] = ()
     mixed_sizes = MixedSizes()
     trials = TrialBatches(engine.model.config)
     all_trials = [trials]
@@ -142,9 +153,16 @@ def measure_memory(
     if capture_drafts is not None and config.max_batch_size:
         draft_sizes = draft_graph_sizes(config.max_batch_size, config.max_drafts)
         graphs += _graph_bytes(draft_sizes, capture_drafts) + draft_sizes[-1] * page_table
+    if capture_passes is not None and config.max_batch_size:
+        pass_sizes = pass_graph_sizes(config.max_batch_size)
+        graphs += _graph_bytes(pass_sizes, capture_passes) + pass_sizes[-1] * page_table
     if capture_prefill is not None and config.max_chunk_tokens:
         prefill_sizes = launch_bound_sizes(engine, trials, config.max_chunk_tokens, group=group)
         graphs += _graph_bytes(prefill_sizes, capture_prefill)
+    if capture_large is not None and prefill_sizes and prefill_sizes[-1] == MAX_TOKENS:
+        large_sizes = launch_bound_large_sizes(engine, all_trials[0], config.max_chunk_tokens, group=group)
+        if large_sizes:
+            graphs += _graph_bytes(large_sizes, capture_large) + MAX_PREFILL_BATCH_SIZE * page_table
     if capture_mixed is not None and prefill_sizes:
         largest = min(config.max_chunk_tokens, LAUNCH_FACTOR * prefill_sizes[-1])
         mixed_sizes = MixedSizes.up_to(config.cuda_graph_max_bs, largest)
@@ -153,7 +171,7 @@ def measure_memory(
     free = free_bytes()
     total = torch.cuda.mem_get_info()[1]
     memory = DeviceMemory(total, free, max(0, free_at_start - free), graphs, forward, config.workers_per_gpu)
-    return Measured(memory, prefill_sizes, mixed_sizes)
+    return Measured(memory, prefill_sizes, mixed_sizes, large_sizes)
 
 
 def keep_forward_memory(memory: DeviceMemory, device: torch.device) -> None:
@@ -177,13 +195,40 @@ def launch_bound_sizes(
     """
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
-        batch = trials.prefill(num_tokens, 0, 1, _GREEDY)
-        times = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
-        launched_s, ended_s = (max(group.gathered(min(of_trials))) for of_trials in zip(*times, strict=True))
-        if ended_s > LAUNCH_BOUND * launched_s:
+        if not _is_launch_bound(engine, trials.prefill(num_tokens, 0, 1, _GREEDY), LAUNCH_BOUND, clock, group):
             break
         bound = num_tokens
     return tuple(size for size in SIZES if size <= bound)
+
+
+def launch_bound_large_sizes(
+    engine: EngineBase,
+    trials: TrialBatches,
+    max_tokens: int,
+    clock: Callable[[], float] = time.perf_counter,
+    group: RankGroup = SINGLE_GROUP,
+) -> tuple[int, ...]:
+    """Returns the sizes of many prompts or tokens whose launch is no small part of their time. As launch_bound_sizes,
+    which must have returned all SIZES."""
+    sizes = []
+    for num_tokens in large_graph_sizes(max_tokens):
+        if num_tokens <= MAX_TOKENS:
+            sizes.append(num_tokens)
+            continue
+        num_prompts = min(MAX_PREFILL_BATCH_SIZE, -(-num_tokens // LARGE_PROMPT_LEN))
+        batch = trials.prefill(num_tokens, 0, num_prompts, _GREEDY)
+        if not _is_launch_bound(engine, batch, LARGE_LAUNCH_BOUND, clock, group):
+            break
+        sizes.append(num_tokens)
+    return tuple(sizes)
+
+
+def _is_launch_bound(
+    engine: EngineBase, batch: Batch, bound: float, clock: Callable[[], float], group: RankGroup
+) -> bool:
+    times = [_time_forward(engine, batch, clock) for _ in range(NUM_TRIALS)]
+    launched_s, ended_s = (max(group.gathered(min(of_trials))) for of_trials in zip(*times, strict=True))
+    return ended_s <= bound * launched_s
 
 
 def _time_forward(engine: EngineBase, batch: Batch, clock: Callable[[], float]) -> tuple[float, float]:
@@ -204,11 +249,10 @@ def _graph_bytes(sizes: Sequence[int], capture: Callable[[Sequence[int]], object
 
 
 def _mixed_graph_bytes(sizes: MixedSizes, capture: Callable[[MixedSizes], object]) -> int:
-    """Estimates from the most tokens with each number of sequences, and the largest graph alone, whose memory all
-    share."""
-    most_tokens = sizes.num_prompt_tokens[-1:]
-    several = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded, most_tokens)))
-    shared = _bytes_taken(lambda: capture(MixedSizes(sizes.num_decoded[-1:], most_tokens)))
+    """Estimates from the most tokens with each number of sequences, and one such graph alone: all share its memory."""
+    tried = MixedSizes(tuple((num_decoded, beside[-1:]) for num_decoded, beside in sizes.by_decoded))
+    several = _bytes_taken(lambda: capture(tried))
+    shared = _bytes_taken(lambda: capture(MixedSizes(tried.by_decoded[-1:])))
     num_tried = len(sizes.num_decoded)
     each = max(0, several - shared) // (num_tried - 1) if num_tried > 1 else several
     return several + each * (len(sizes.pairs()) - num_tried)

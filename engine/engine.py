@@ -41,6 +41,7 @@ from tandem.engine.upload import to_device
 
 if TYPE_CHECKING:
     from tandem.engine.draft_graphs import DraftGraphs
+    from tandem.engine.draft_models.pass_graphs import PassGraphs
     from tandem.engine.graph_runner import DecodeGraphs, GraphOutput
     from tandem.engine.mixed_graphs import MixedGraphs
     from tandem.engine.prefill_graphs import PrefillGraphs
@@ -56,6 +57,7 @@ class Engine(EngineBase):
         ranks: publishes forward passes to the followers; None on a follower, on the only rank, and during trial passes,
             which all ranks launch by themselves.
         slots: of adapters; None: sequences have none.
+        large_graphs: of prefills with more prompts or tokens than prefill_graphs.
 
     Attributes:
         follower_adapters: set on a follower with slots.
@@ -76,8 +78,10 @@ class Engine(EngineBase):
         mixed_steps: bool = False,
         mixed_graphs: "MixedGraphs | None" = None,
         draft_graphs: "DraftGraphs | None" = None,
+        pass_graphs: "PassGraphs | None" = None,
         ranks: RankLaunches | None = None,
         slots: AdapterSlots | None = None,
+        large_graphs: "PrefillGraphs | None" = None,
     ) -> None:
         super().__init__(pool, model_fingerprint, grammars)
         self.model = model
@@ -87,6 +91,7 @@ class Engine(EngineBase):
         self._attention = attention
         self._graphs = graphs
         self._prefill_graphs = prefill_graphs
+        self._large_graphs = large_graphs
         self._mixed_graphs = mixed_graphs
         # None if sequences have no drafts, or there are no graphs at all.
         self._draft_graphs = draft_graphs
@@ -97,7 +102,7 @@ class Engine(EngineBase):
         self._collectives = model.collectives
         if isinstance(model, DraftedModel):
             assert isinstance(attention, DraftedBackend)
-            self.draft_maker = DraftMaker(model, attention, self.device)
+            self.draft_maker = DraftMaker(model, attention, self.device, pass_graphs)
 
     def close(self) -> None:
         if self.follower_adapters is not None:
@@ -179,7 +184,10 @@ class Engine(EngineBase):
         if self._draft_graphs is not None and batch.num_drafts:
             return self._draft_graphs.size_of(batch)
         graphs = {"decode": self._graphs, "prefill": self._prefill_graphs, "mixed": self._mixed_graphs}[batch.mode]
-        return NO_GRAPH if graphs is None else graphs.size_of(batch, num_fed)
+        size = NO_GRAPH if graphs is None else graphs.size_of(batch, num_fed)
+        if size == NO_GRAPH and batch.mode == "prefill" and self._large_graphs is not None:
+            return self._large_graphs.size_of(batch)
+        return size
 
     def _publish(self, ranks: RankLaunches, batch: Batch, fed_ids: torch.Tensor | None) -> OnFollowers:
         num_fed = 0 if fed_ids is None else len(fed_ids)
@@ -235,11 +243,15 @@ class Engine(EngineBase):
         sequences: Sequence[SampledRow] = batch.sequences
         if self._draft_graphs is not None and batch.num_drafts:
             output = self._draft_graphs.run(batch)
-            sequences = batch.sampled_rows()
+            # No row behind a draft needs more than its sequence's first.
+            if not all(s.needs_argmax_only for s in batch.sequences):
+                sequences = batch.sampled_rows()
         elif batch.mode == "decode" and self._graphs is not None:
             output = self._graphs.run(batch, fed_ids)
-        elif batch.mode == "prefill" and self._prefill_graphs is not None:
-            output = self._prefill_graphs.run(batch)
+        elif batch.mode == "prefill":
+            for graphs in (self._prefill_graphs, self._large_graphs):
+                if output is None and graphs is not None:
+                    output = graphs.run(batch)
             sequences = batch.sampled_rows()
         elif batch.mode == "mixed" and self._mixed_graphs is not None:
             output = self._mixed_graphs.run(batch, fed_ids)

@@ -26,13 +26,19 @@ class Limits(NamedTuple):
 
 
 def decode_floor(
-    model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, kv_cache_dtype: str = "auto"
+    model: ModelConfig,
+    limits: Limits,
+    batch_size: int,
+    kv_len: int,
+    kv_cache_dtype: str = "auto",
+    num_rows: int | None = None,
 ) -> float:
     """Returns the seconds of a decode step over kv_len tokens each: reading weights and KV, or the matrix products and
-    attention over latents, whichever is longer."""
-    num_bytes = read_weight_bytes(model, batch_size) + batch_size * read_kv_bytes(model, kv_len, kv_cache_dtype)
-    products = common_flops(model, batch_size, batch_size) + expert_flops(model, batch_size)
-    products += batch_size * (latent_decode_flops(model, _attended(model, kv_len)) + index_flops(model, kv_len))
+    attention over latents, whichever is longer. Args: num_rows: tokens and drafts; None: a token of each sequence."""
+    num_rows = batch_size if num_rows is None else num_rows
+    num_bytes = read_weight_bytes(model, num_rows) + batch_size * read_kv_bytes(model, kv_len, kv_cache_dtype)
+    products = common_flops(model, num_rows, num_rows) + expert_flops(model, num_rows)
+    products += num_rows * (latent_decode_flops(model, _attended(model, kv_len)) + index_flops(model, kv_len))
     return max(num_bytes / limits.copy_bandwidth, products / limits.matmul_rate)
 
 
@@ -43,6 +49,18 @@ def prefill_floor(model: ModelConfig, limits: Limits, num_requests: int, prompt_
     attention = num_requests * attention_flops(model, prompt_len, num_before)
     flops = common_flops(model, num_tokens, num_requests) + expert_flops(model, num_tokens) + attention
     return max(read_weight_bytes(model, num_tokens) / limits.copy_bandwidth, flops / limits.matmul_rate)
+
+
+def mixed_floor(
+    model: ModelConfig, limits: Limits, batch_size: int, kv_len: int, num_tokens: int, num_before: int = 0
+) -> float:
+    """Returns the seconds of a decode step over kv_len tokens each with a prompt's next tokens: reading the weights, or
+    the matrix products, whichever is longer; then attention. Args: num_before: as of `prefill_floor`."""
+    num_rows = batch_size + num_tokens
+    flops = common_flops(model, num_rows, batch_size + 1) + expert_flops(model, num_rows)
+    products = max(read_weight_bytes(model, num_rows) / limits.copy_bandwidth, flops / limits.matmul_rate)
+    attention = batch_size * read_kv_bytes(model, kv_len) / limits.copy_bandwidth
+    return products + attention + attention_flops(model, num_tokens, num_before) / limits.matmul_rate
 
 
 def decode_flops(model: ModelConfig, batch_size: int) -> int:

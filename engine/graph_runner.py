@@ -120,7 +120,8 @@ class DecodeGraphs:
         return GraphOutput(self._logits[:num_sequences], self._tokens[:num_sequences], graph.input_ids[:num_sequences])
 
     def times_s(self, sizes: Sequence[int]) -> dict[int, float]:
-        """Measures the device's time of those of the sizes that have a graph, of different tokens without a context."""
+        """Measures the device's time of those of the sizes that have a graph, of different tokens without a context.
+        Experts count them, because rows that do not count choose none."""
         times_s = {}
         for size in self._sizes:
             if size not in sizes:
@@ -129,7 +130,7 @@ class DecodeGraphs:
             graph.attention.plan(())
             known_ids = np.arange(size, dtype=np.int64) % self._model.config.vocab_size
             index = np.arange(size, dtype=np.int64) + self._max_batch_size
-            Packed(np.concatenate((known_ids, index, staged_rows(0, 0)))).copy_to(graph.staged)
+            Packed(np.concatenate((known_ids, index, staged_rows(size, size)))).copy_to(graph.staged)
             times_s[size] = shortest_s(partial(graph.graph.replay, None))
         return times_s
 

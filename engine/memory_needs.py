@@ -86,7 +86,7 @@ def check_memory(
     if weights >= available_bytes:
         changes = ["a smaller model"]
         if engine.device != "cpu" and model.quantization is None:
-            changes.append("FP8 weights (quantization fp8)")
+            changes.append("FP8 weights (`quantization` fp8)")
         if num_workers > 1:
             changes.append("fewer workers")
         raise ValueError(

@@ -1,7 +1,7 @@
 """Mixed steps as CUDA graphs: a small step takes longer to launch than to compute."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from tandem.engine.batch import Batch
 from tandem.engine.graph_capture import GraphCapture
 from tandem.engine.graph_runner import GraphOutput
 from tandem.engine.layers.experts.counts import NUM_STAGED, staged_rows
-from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
+from tandem.engine.mixed_sizes import NUM_DECODED, prompt_sizes
 from tandem.engine.models.base import Model
 from tandem.engine.prefill_graphs import MAX_PROMPTS
 from tandem.engine.ranks.record import NO_GRAPH, GraphSize
@@ -31,40 +31,54 @@ LAUNCH_FACTOR = 2
 class MixedSizes:
     """
     Attributes:
-        num_decoded: ascending.
-        num_prompt_tokens: ascending; empty if and only if num_decoded is.
+        by_decoded: numbers of decoded sequences, ascending, and the numbers of prompt tokens beside each, ascending.
     """
 
-    num_decoded: tuple[int, ...] = ()
-    num_prompt_tokens: tuple[int, ...] = ()
+    by_decoded: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def grid(cls, num_decoded: Iterable[int], num_prompt_tokens: Sequence[int]) -> "MixedSizes":
+        """Returns all pairs."""
+        return cls(tuple((size, tuple(num_prompt_tokens)) for size in num_decoded))
 
     @classmethod
     def up_to(cls, max_decoded: int, max_prompt_tokens: int) -> "MixedSizes":
         num_decoded = (*(size for size in NUM_DECODED if size < max_decoded), max_decoded)
-        return cls(num_decoded, NUM_PROMPT_TOKENS[: bisect_left(NUM_PROMPT_TOKENS, max_prompt_tokens) + 1])
+        return cls(tuple((size, prompt_sizes(size, max_prompt_tokens)) for size in num_decoded))
+
+    @property
+    def num_decoded(self) -> tuple[int, ...]:
+        return tuple(size for size, _ in self.by_decoded)
+
+    @property
+    def num_prompt_tokens(self) -> tuple[int, ...]:
+        return tuple(sorted({size for _, sizes in self.by_decoded for size in sizes}))
 
     def pairs(self) -> list[tuple[int, int]]:
-        pairs = [(rows, tokens) for rows in self.num_decoded for tokens in self.num_prompt_tokens]
+        pairs = [(rows, tokens) for rows, sizes in self.by_decoded for tokens in sizes]
         return sorted(pairs, key=sum, reverse=True)
 
     def smallest(self, num_decoded: int, num_prompt_tokens: int, num_prompts: int = 1) -> tuple[int, int] | None:
         if num_prompts > MAX_PROMPTS:
             return None
-        row = bisect_left(self.num_decoded, num_decoded)
-        column = bisect_left(self.num_prompt_tokens, num_prompt_tokens)
-        if row == len(self.num_decoded) or column == len(self.num_prompt_tokens):
-            return None
-        return self.num_decoded[row], self.num_prompt_tokens[column]
+        rows, sizes = self._beside(num_decoded)
+        column = bisect_left(sizes, num_prompt_tokens)
+        return (rows, sizes[column]) if column < len(sizes) else None
 
     def num_unpadded(self, num_decoded: int, num_prompt_tokens: int) -> int:
-        index = bisect_right(self.num_prompt_tokens, num_prompt_tokens)
+        _, sizes = self._beside(num_decoded)
+        index = bisect_right(sizes, num_prompt_tokens)
         if index == 0 or self.smallest(num_decoded, num_prompt_tokens) is None:
             return num_prompt_tokens
-        return self.num_prompt_tokens[index - 1]
+        return sizes[index - 1]
 
     def num_padded(self, num_decoded: int, num_prompt_tokens: int) -> int:
         size = self.smallest(num_decoded, num_prompt_tokens)
         return num_prompt_tokens if size is None else size[1]
+
+    def _beside(self, num_decoded: int) -> tuple[int, tuple[int, ...]]:
+        """Returns the least size of at least `num_decoded`, and its numbers of prompt tokens: none if all are less."""
+        return next((of_size for of_size in self.by_decoded if of_size[0] >= num_decoded), (0, ()))
 
 
 class _Graph(NamedTuple):

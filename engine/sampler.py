@@ -55,7 +55,8 @@ def sample(
 
     Args:
         logits: (num_rows, vocab_size) float32; left unchanged.
-        input_ids: (num_rows,) int64 on the device of the logits, each row's newest token; needed if one is pending.
+        input_ids: (num_rows,) or (num_rows, n) int64 on the device of the logits, each row's newest tokens; needed if
+            some are pending, which are all of a row's or none.
         grammars: needed if a sequence has a constraint; its tokens must all be known.
     """
     if all(sequence.needs_argmax_only for sequence in sequences):
@@ -153,7 +154,7 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[SampledRow], input_ids: 
     prompts = [ids[:num] for ids, num in zip(known, prompt_lens, strict=True)]
     outputs = [ids[s.prompt_len :] for ids, s in zip(known, penalized, strict=True)]
     numbers = [
-        (s.num_pending, s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty)
+        (s.num_pending > 0, s.sampling.repetition_penalty, s.sampling.frequency_penalty, s.sampling.presence_penalty)
         for s in penalized
     ]
     on_device, in_prompt, in_output, by_row = Packed(
@@ -162,13 +163,14 @@ def _penalize(logits: torch.Tensor, sequences: Sequence[SampledRow], input_ids: 
         _places(outputs, vocab_size),
         np.array(numbers, dtype=np.float64).ravel(),
     ).to(logits.device)
-    num_pending, repetition, frequency, presence = by_row.to(logits.dtype).view(-1, 4, 1).unbind(1)
+    is_pending, repetition, frequency, presence = by_row.to(logits.dtype).view(-1, 4, 1).unbind(1)
     x = select_rows(logits, on_device)
     # Sums of ones are exact in float32, in any order.
     counts = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     counts.view(-1).scatter_add_(0, in_output, torch.ones_like(in_output, dtype=x.dtype))
     if input_ids is not None:
-        counts.scatter_add_(1, select_rows(input_ids, on_device).unsqueeze(1), num_pending)
+        newest = select_rows(input_ids, on_device).view(len(rows), -1)
+        counts.scatter_add_(1, newest, is_pending.expand(newest.shape))
     is_output = counts > 0
     is_known = is_output.view(-1).index_fill(0, in_prompt, True).view_as(is_output)
     x = torch.where(is_known, torch.where(x > 0, x / repetition, x * repetition), x)

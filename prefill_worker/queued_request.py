@@ -1,8 +1,9 @@
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.engine.grammars import Constraint
 from tandem.messages import Prefill
+from tandem.prefix import prefix_identities
 from tandem.priority import virtual_arrival_ns
 from tandem.worker.adapter_uses import NO_USE, AdapterUse
 
@@ -17,7 +18,7 @@ class QueuedRequest:
     Attributes:
         number: order of arrival.
         token_ids: prompt and output of earlier attempts.
-        prefix_ids: identity of the prefix up to each full page's end.
+        page_size: the pool's, in tokens.
         received_ns: arrival at this worker; 0 if unknown.
         num_overtaken: number of later requests started before it.
         is_prefetched: whether a prefetch of its stored pages has begun, or none is needed.
@@ -27,12 +28,25 @@ class QueuedRequest:
     request: Prefill
     number: int
     token_ids: list[int]
-    prefix_ids: list[int]
+    page_size: int
     constraint: Constraint | None = None
     received_ns: int = 0
     num_overtaken: int = 0
     is_prefetched: bool = False
     adapter: AdapterUse = NO_USE
+    _prefix_ids: list[int] | None = field(default=None, init=False)
+
+    @property
+    def num_full_pages(self) -> int:
+        return len(self.token_ids) // self.page_size
+
+    @property
+    def prefix_ids(self) -> list[int]:
+        """The identity of the prefix up to each full page's end, computed at first use: of many requests at once, only
+        some start at once."""
+        if self._prefix_ids is None:
+            self._prefix_ids = prefix_identities(self.token_ids, self.page_size, self.request.cache_namespace)
+        return self._prefix_ids
 
     @property
     def key(self) -> tuple[str, int]:

@@ -9,7 +9,6 @@ from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.messages import Prefill, TierHits
 from tandem.prefill_worker.policies.base import PrefillPolicy
 from tandem.prefill_worker.queued_request import QueuedRequest
-from tandem.prefix import prefix_identities
 from tandem.request_ids import router_of
 from tandem.worker.adapter_uses import NO_USE, AdapterUse
 from tandem.worker.page_tier import NoTier, PageTier
@@ -76,13 +75,12 @@ class WaitingRequests:
     ) -> None:
         """Inserts a request by its age over all attempts and its priority."""
         token_ids = [*request.prompt_ids, *request.output_ids]
-        prefix_ids = prefix_identities(token_ids, self._cache.page_size, request.cache_namespace)
         num_overtaken = MAX_OVERTAKEN if request.attempt else 0
         queued = QueuedRequest(
             request,
             next(self._numbers),
             token_ids,
-            prefix_ids,
+            self._cache.page_size,
             constraint,
             received_ns,
             num_overtaken,
@@ -120,7 +118,7 @@ class WaitingRequests:
         for queued in itertools.islice(itertools.chain(self._requests, self._preparing), POLICY_WINDOW):
             if not queued.is_prefetched and not self._is_in_work(queued):
                 self._prefetch(queued)
-            num_left -= len(queued.prefix_ids)
+            num_left -= queued.num_full_pages
             if num_left <= 0:
                 break
 

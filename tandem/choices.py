@@ -51,12 +51,12 @@ class Choices(Generic[T]):
             return
         fitting = [*besides, *(self.for_device(device) if device else self.names)]
         if name in self._choices and name not in fitting:
-            raise ValueError(f"{field} {name} does not work with device {device}: use one of {', '.join(fitting)}")
+            raise ValueError(f"`{field}` {name} does not work with `device` {device}: use one of {', '.join(fitting)}")
         if name not in fitting:
             nearest = difflib.get_close_matches(str(name), fitting, n=1)
             hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
             raise ValueError(
-                f"{field} must be one of {', '.join(fitting)}, or the import path package.module:Class of a class of "
+                f"`{field}` must be one of {', '.join(fitting)}, or the import path package.module:Class of a class of "
                 f"your own, not {name!r}{hint}"
             )
 

@@ -121,9 +121,9 @@ class Drafted:
     """Drafts of one source since the worker's start.
 
     Attributes:
-        num_proposals: drafted sequences of tokens.
-        num_tokens, num_accepted: tokens in them, and those that the sampler chose too.
-        num_by_length: checked sequences by their number of accepted tokens, from 0 to MAX_COUNTED_LENGTH.
+        num_proposals: each the drafts of one request in one step.
+        num_tokens, num_accepted: drafts in them, and those that the sampler chose too.
+        num_by_length: checked proposals by their number of accepted drafts, from 0 to MAX_COUNTED_LENGTH.
     """
 
     source: str

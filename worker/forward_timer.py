@@ -234,9 +234,9 @@ class ForwardTimer:
         return max(self._prompt_tokens_per_step, default=0)
 
     @property
-    def share_with_prompts(self) -> float:
-        """Share of recent decode steps with prompts before or in them; 0 if there were none."""
-        return sum(overrun > 0.0 for overrun in self._overruns) / max(1, len(self._overruns))
+    def has_prompts(self) -> bool:
+        """Whether the oldest decode step in flight has prompts before or in it."""
+        return self._steps[0].num_prefills > 0
 
     @property
     def fitted(self) -> FittedTimes:

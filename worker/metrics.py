@@ -106,25 +106,23 @@ class WorkerCollector(Collector):
 
     def _drafts(self, drafted: Sequence[Drafted]) -> Iterator[Metric]:
         labels = ("role", "worker", "source")
-        drafts = CounterMetricFamily("tandem_drafts", "Drafts checked in decode steps.", labels=labels)
-        tokens = CounterMetricFamily("tandem_drafted_tokens", "Tokens of these drafts.", labels=labels)
-        accepted = CounterMetricFamily(
-            "tandem_accepted_tokens", "Those of tandem_drafted_tokens that the sampler chose too.", labels=labels
+        proposals = CounterMetricFamily(
+            "tandem_proposals", "Drafts of one request in one decode step, together.", labels=labels
         )
-        lengths = HistogramMetricFamily(
-            "tandem_accepted_length", "Accepted tokens of each checked draft.", labels=labels
-        )
+        drafts = CounterMetricFamily("tandem_drafted_tokens", "Drafts in these proposals.", labels=labels)
+        accepted = CounterMetricFamily("tandem_accepted_tokens", "Drafts that the sampler chose too.", labels=labels)
+        lengths = HistogramMetricFamily("tandem_accepted_length", "Accepted drafts of each proposal.", labels=labels)
         for one in drafted:
             key = (self._role, self._worker_id, one.source)
-            drafts.add_metric(key, one.num_proposals)
-            tokens.add_metric(key, one.num_tokens)
+            proposals.add_metric(key, one.num_proposals)
+            drafts.add_metric(key, one.num_tokens)
             accepted.add_metric(key, one.num_accepted)
             up_to = [*accumulate(one.num_by_length)]
             # The last bucket has all longer ones too.
             bounds = [*map(floatToGoString, range(len(up_to) - 1)), "+Inf"]
             lengths.add_metric(key, [*zip(bounds, up_to, strict=True)], one.num_accepted)
+        yield proposals
         yield drafts
-        yield tokens
         yield accepted
         yield lengths
 

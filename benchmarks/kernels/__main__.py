@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import add_engine_arguments, open_model
-from tandem.engine.config import QUANTIZATIONS
+from tandem.engine.config import KV_CACHE_DTYPES, QUANTIZATIONS
 from tandem.engine.models.config import ModelConfig
 
 EXPERT_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
@@ -146,7 +146,7 @@ def latents(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
     from benchmarks.kernels.latents import LatentKernels
 
     limits = measure_limits()
-    kernels, console = LatentKernels(limits), Console(width=120)
+    kernels, console = LatentKernels(limits, KV_CACHE_DTYPES[arguments.kv_cache_dtype]), Console(width=120)
     columns = "tokens of each", "µs", "attention, µs", "latents, µs", "times it", "floor, µs", "times it"
     for num_heads in arguments.heads:
         table = _table("batch", f"decode, {num_heads} heads, one layer", *columns)
@@ -235,6 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     latents_part.add_argument("--heads", type=int, nargs="+", default=LATENT_HEADS, help="(default: 16 128)")
     latents_part.add_argument("--batch-sizes", type=int, nargs="+", default=(1, 8, 32, 128, 256))
     latents_part.add_argument("--kv-lens", type=int, nargs="+", default=(1024, 16_384), help="tokens of each sequence")
+    latents_part.add_argument("--kv-cache-dtype", choices=tuple(KV_CACHE_DTYPES), default="auto", help="of latents")
     latents_part.add_argument("--prompts", type=int, nargs="*", default=LATENT_PROMPTS, help="new tokens of a prompt")
     latents_part.add_argument(
         "--prefixes", type=int, nargs="+", default=LATENT_PREFIXES, help="cached tokens before it"

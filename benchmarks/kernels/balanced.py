@@ -23,11 +23,22 @@ from rich.table import Table
 from benchmarks.engine_limits import measure_limits, sustained_matmul_rate
 from benchmarks.engine_loop import open_model
 from benchmarks.kernels.balanced_cases import Case
-from benchmarks.kernels.balanced_table import SHARED_MEMORY, Figure, MatrixSizes, matrices_of, table_of, tiles_for
+from benchmarks.kernels.balanced_table import (
+    NUM_FASTEST,
+    SHARED_MEMORY,
+    Figure,
+    MatrixSizes,
+    candidates_for,
+    matrices_of,
+    table_of,
+    tiles_for,
+)
 from tandem.engine.layers import cuda_kernel
 from tandem.engine.layers.balanced_products import PACKAGE, SOURCE, compile_options_of
+from tandem.engine.layers.balanced_tiles import BalancedTile
 
-TOKENS = (24, 32, 48, 64, 96, 128, 144, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
+# Rows of decode graphs, then of prefill and mixed graphs: other kernels' times jump between them.
+TOKENS = (*range(24, 256, 8), *range(256, 512, 64), *range(512, 1024, 128), 1024, 1152)
 # Matrices of the vocabulary multiply rows that need logits only.
 MAX_HEAD_TOKENS = 320
 KINDS = ("plain", "channel")
@@ -57,11 +68,16 @@ class Compilers:
             cuda_kernel.keep_compiled(dict(zip(self._keys[kind], running.get(COMPILE_TIMEOUT_S), strict=True)))
 
 
-def measure(case: Case, num_tokens: int) -> Figure:
+def measure(case: Case, num_tokens: int, candidates: Sequence[BalancedTile]) -> Figure:
     tiles = {}
     case.prepare(num_tokens)
-    for tile in tiles_for(case.matrix, num_tokens):
-        if wrong := case.wrong(tile):
+    for tile in candidates:
+        try:
+            wrong = case.wrong(tile)
+        except RuntimeError as error:
+            # Of clusters that the GPU cannot launch.
+            wrong = str(error)
+        if wrong:
             print(f"WRONG {case.matrix}, {num_tokens} tokens, {tuple(tile)}: {wrong}", flush=True)
         else:
             tiles[tile] = case.time(case.balanced(tile))
@@ -71,7 +87,7 @@ def measure(case: Case, num_tokens: int) -> Figure:
 
 def show(figures: Sequence[Figure], title: str, console: Console) -> None:
     table = Table("matrix", title=title)
-    columns = "tokens", "floor", "others", "best", "x floor", "x others", "tiles: outputs/tokens/cluster/unit"
+    columns = "tokens", "floor", "others", "best", "x floor", "x others", "tiles: outputs/tokens/cluster/unit/parts"
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number in (2, 6) else "right")
     for figure in figures:
@@ -117,10 +133,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for matrix in matrices:
         compilers.wait_for(matrix.kind)
         case = Case(matrix, limits)
-        for num_tokens in arguments.tokens:
-            if time.perf_counter() > deadline or (matrix.name == "head" and num_tokens > MAX_HEAD_TOKENS):
+        whole: Figure | None = None
+        for num_tokens in sorted(arguments.tokens, reverse=True):
+            if time.perf_counter() > deadline:
                 break
-            figures.append(measure(case, num_tokens))
+            if matrix.name == "head" and num_tokens > MAX_HEAD_TOKENS:
+                continue
+            tiles = candidates_for(matrix, num_tokens, whole)
+            figures.append(measure(case, num_tokens, tiles))
+            if len(tiles) > NUM_FASTEST:
+                whole = figures[-1]
             # Kept even if a later one fails.
             if arguments.json:
                 arguments.json.write_text(json.dumps([_plain(figure) for figure in figures]) + "\n")

@@ -13,7 +13,7 @@ from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.latent_plan import decode_plans
 from tandem.engine.attention.latent_triton import LatentTritonAttention
 from tandem.engine.batch import Batch
-from tandem.engine.floors import BYTES_PER_NUMBER, Limits
+from tandem.engine.floors import Limits
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -56,14 +56,16 @@ class PromptRow(NamedTuple):
 
 
 class LatentKernels:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, quantized_to: str = "") -> None:
+        """Args: quantized_to: as of LatentLayout."""
         self._limits = limits
+        self._quantized_to = quantized_to
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._num_programs = torch.cuda.get_device_properties(self._device).multi_processor_count
         self._norm = Norm(self._random(KV_RANK), 1e-6)
 
     def decode(self, num_heads: int, batch_size: int, kv_len: int) -> DecodeRow:
-        num_bytes = batch_size * kv_len * (KV_RANK + ROPE_DIM) * BYTES_PER_NUMBER
+        num_bytes = batch_size * kv_len * self._layout(1).row_bytes
         num_layers = min(MAX_LAYERS, max(2, -(-CACHE_BYTES // num_bytes)))
         pool, sequences = self._sequences(num_layers, batch_size, kv_len, kv_len - 1)
         backend = LatentTritonAttention(pool, num_heads)
@@ -110,7 +112,7 @@ class LatentKernels:
         q_rope = self._random(len(sequences), num_heads, ROPE_DIM)
         parts = torch.empty(max(1, plan.num_parts), plans.tile_rows, KV_RANK, device=self._device)
         log_sums, out = torch.empty(parts.shape[:2], device=self._device), torch.empty_like(q)
-        view = pool.layout.view(pool.memory_and_dummy)
+        view = pool.layout.views(pool.memory_and_dummy)
         tables, scale = (items, merges, pages, parts, log_sums, plans.most_parts), (NOPE_DIM + ROPE_DIM) ** -0.5
         return self._per_layer(
             lambda layer: attend(q, q_rope, view, layer, *tables, scale, self._num_programs, out), num_layers
@@ -122,10 +124,11 @@ class LatentKernels:
     def _sequences(
         self, num_layers: int, count: int, length: int, cached_len: int
     ) -> tuple[CudaKvPool, list[TokenSequence]]:
-        layout = LatentLayout(num_layers, PAGE_SIZE, KV_RANK, ROPE_DIM, "bfloat16")
+        layout = self._layout(num_layers)
         num_pages = layout.num_pages_for(length)
         pool = CudaKvPool(layout, count * num_pages, self._device)
-        layout.view(pool.memory).normal_()
+        # Numbers from -2 to 2, of 8 bits and of 16.
+        pool.memory.random_(0, 256).bitwise_and_(0xBF)
         pages = random.Random(0).sample(range(pool.num_pages), pool.num_pages)
         sequences = []
         for number in range(count):
@@ -133,6 +136,9 @@ class LatentKernels:
             sequences.append(TokenSequence([0] * length, length, own, cached_len=cached_len))
             sequences[-1].extend(length - cached_len)
         return pool, sequences
+
+    def _layout(self, num_layers: int) -> LatentLayout:
+        return LatentLayout(num_layers, PAGE_SIZE, KV_RANK, ROPE_DIM, "bfloat16", self._quantized_to)
 
     def _heads(self, num_heads: int) -> LatentHeads:
         keys, values = (self._random(num_heads, size, KV_RANK) * KV_RANK**-0.5 for size in (NOPE_DIM, VALUE_DIM))

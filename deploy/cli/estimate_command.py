@@ -14,10 +14,11 @@ from rich.table import Table
 from tandem import exit_codes
 from tandem.config import ROLES, default_of
 from tandem.deploy.cli.estimate_trace import estimate_bounds, print_bounds, read_trace
-from tandem.deploy.config.cluster_options import ON
+from tandem.deploy.config.cluster_options import ON, OPTIONS
+from tandem.deploy.config.options import in_flags
 from tandem.deploy.estimate.bounds import mean_of
 from tandem.deploy.estimate.gpus import GIB, GPUS, Gpu
-from tandem.deploy.estimate.model import read_drafter_of, read_model
+from tandem.deploy.estimate.model import read_drafter_of, read_model, refusal_of
 from tandem.deploy.estimate.rates import (
     MAX_GPUS,
     Load,
@@ -31,16 +32,10 @@ from tandem.deploy.estimate.rates import (
     splits,
     splits_for,
 )
+from tandem.deploy.estimate.work import decode_work, prefill_work
 from tandem.deploy.estimate.worker import Worker
 from tandem.engine.config import EngineConfig
-from tandem.engine.floors import (
-    decode_floor,
-    decode_flops,
-    prefill_floor,
-    prefill_flops,
-    read_weight_bytes,
-    weight_bytes,
-)
+from tandem.engine.floors import read_weight_bytes
 
 _GIVEN = "figures as they were given; shares of them as on an H200 are assumed"
 _BATCH_SIZES = (1, 8, 32, 128, 256)
@@ -67,7 +62,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.max_loras,
             arguments.max_lora_rank,
             arguments.drafted,
-            read_drafter_of(arguments.speculation, model),
+            read_drafter_of(arguments.speculation, model, arguments.quantization),
         )
         decoder = None
         if degrees[1] != degrees[0]:
@@ -97,6 +92,9 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if num_tokens > longest:
             raise ValueError(f"a request of {num_tokens} tokens is longer than the model allows, {longest}")
         found = estimate(worker, load, decoder)
+        of_roles = arguments.prefill_tp or 0, arguments.decode_tp or 0
+        refusal = refusal_of(arguments.speculation, arguments.drafted, arguments.tp, *of_roles)
+        found["serve_refuses"] = in_flags(refusal, OPTIONS)
         shared: list[Split] | None = None
         if arrivals:
             # The longest request must fit too.
@@ -109,7 +107,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
                 raise ValueError(f"--gpus must be at most {MAX_GPUS}: more are not looked at")
             shared = splits(worker, load, arguments.gpus, decoder)
     except (ValueError, OSError) as error:
-        print(f"{arguments.name}: {error}", file=sys.stderr)
+        print(f"{arguments.name}: {in_flags(str(error), OPTIONS)}", file=sys.stderr)
         return exit_codes.USAGE
     except ModuleNotFoundError as error:
         # A client install cannot download or convert models.
@@ -140,13 +138,13 @@ def estimate(worker: Worker, load: Load, other_decoder: Worker | None = None) ->
     Raises:
         ValueError: a request does not fit a worker's pool.
     """
-    model, gpu = worker.model, worker.gpu
-    decoder = other_decoder or worker
+    gpu, decoder = worker.gpu, other_decoder or worker
     of_roles = {"prefill": worker, "decode": decoder} | ({"both": worker} if other_decoder is None else {})
     pool_tokens = {role: of_roles[role].pool_tokens(role, load.num_tokens) for role in ROLES if role in of_roles}
     largest = min(decoder.max_batch_size, pool_tokens["decode"] // load.num_tokens)
     of_decode = decode_rate(decoder, load)
     prompt = prompt_of_load(worker, load)
+    of_prompt = prefill_work(worker, prompt.num_computed, prompt.num_before)
     slower = min(worker, decoder, key=lambda one: one.gpu.reached_link)
     return {
         "gpu": {
@@ -160,33 +158,35 @@ def estimate(worker: Worker, load: Load, other_decoder: Worker | None = None) ->
             "workers": worker.workers_per_gpu,
         },
         "ranks": {role: of.degree for role, of in of_roles.items()},
-        "weight_bytes": weight_bytes(model),
+        "weight_bytes": worker.weight_bytes,
         "slot_bytes": worker.slot_bytes * worker.degree,
         "host_cache_bytes": int(default_of(EngineConfig, "lora_host_memory") * GIB) if worker.max_loras else 0,
-        "kv_bytes_per_token": worker.kv_bytes_per_token,
+        "kv_bytes_per_token": round(worker.page_bytes_per_token),
         "pool_tokens": pool_tokens,
         "prefill": {
             "cached_tokens": prompt.num_cached,
             "loaded_tokens": prompt.num_loaded,
             "computed_tokens": prompt.num_computed,
-            "flops": prefill_flops(model, 1, prompt.num_computed, prompt.num_before),
-            "weight_bytes": read_weight_bytes(model, prompt.num_computed),
-            "floor_s": prefill_floor(model, gpu.limits, 1, prompt.num_computed, prompt.num_before),
+            "flops": of_prompt.flops,
+            "weight_bytes": of_prompt.num_bytes,
+            "floor_s": of_prompt.floor_s,
             "estimate_s": prefill_s(worker, prompt),
             "loading_s": prompt.loading_s,
         },
         "decode": [
             {
                 "batch_size": size,
-                "flops": decode_flops(model, size),
-                "bytes": read_weight_bytes(model, size) + size * load.kv_len * worker.kv_bytes_per_token,
-                "floor_s": decode_floor(model, decoder.gpu.limits, size, load.kv_len, worker.kv_cache_dtype),
+                "drafts": decoder.num_drafts_of(size),
+                "flops": step.flops,
+                "bytes": step.num_bytes,
+                "floor_s": step.floor_s,
                 "estimate_s": decoder.decode_step(size, load.kv_len),
             }
             for size in sorted({*(size for size in _BATCH_SIZES if size < largest), largest})
+            for step in [decode_work(decoder, size, load.kv_len)]
         ],
         "transfer": {
-            "bytes": load.prompt_len * worker.kv_bytes_per_token,
+            "bytes": round(load.prompt_len * worker.page_bytes_per_token),
             "whole_s": slower.transfer(load.prompt_len),
             "last_chunk_s": slower.transfer((load.prompt_len - 1) % worker.chunk_size + 1),
         },
@@ -241,23 +241,25 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
         f"{', by each of ' + str(gpu['workers']) + ' workers that are always busy' if gpu['workers'] > 1 else ''}\n"
         f"  ({gpu['source']})\n"
         f"weights: {found['weight_bytes'] / 1e9:.2f} GB{of_token}; KV: {found['kv_bytes_per_token']:,} bytes a token\n"
-        f"{_adapters(worker, found)}"
+        f"{_adapters(worker, found)}{_refused(found)}"
         f"pool: {pools['prefill']:,} tokens in a prefill worker, {pools['decode']:,} in a decode worker"
         f"{', {:,} in one of role both'.format(pools['both']) if 'both' in pools else ''}\n"
         f"handover: {transfer['bytes'] / 1e6:,.0f} MB of KV, {_ms(transfer['whole_s'])} in all, "
         f"{_ms(transfer['last_chunk_s'])} of it after the prompt's last chunk\n" + _loads(load, found)
     )
-    table = _table("what", "TFLOP", "GB read", "floor", "estimate")
+    drafts = ("drafts",) if worker.num_drafts else ()
+    table = _table("what", *drafts, "TFLOP", "GB read", "floor", "estimate")
     read = prefill["weight_bytes"] / 1e9
     name = f"prefill of {prefill['computed_tokens']:,} tokens"
     if before := load.prompt_len - prefill["computed_tokens"]:
         name += f" behind {before:,}"
     figures = (_ms(prefill["floor_s"]), _ms(prefill["estimate_s"]))
-    table.add_row(name, f"{prefill['flops'] / 1e12:,.2f}", f"{read:,.1f}", *figures)
+    table.add_row(name, *("" for _ in drafts), f"{prefill['flops'] / 1e12:,.2f}", f"{read:,.1f}", *figures)
     for step in found["decode"]:
         name = f"decode step of {step['batch_size']} with {load.kv_len:,} tokens"
         figures = (_ms(step["floor_s"]), _ms(step["estimate_s"]))
-        table.add_row(name, f"{step['flops'] / 1e12:,.2f}", f"{step['bytes'] / 1e9:,.1f}", *figures)
+        num_drafts = (f"{step['drafts'] * step['batch_size']:.0f}" for _ in drafts)
+        table.add_row(name, *num_drafts, f"{step['flops'] / 1e12:,.2f}", f"{step['bytes'] / 1e9:,.1f}", *figures)
     _show(table)
     of_decode = found["decode_worker_rate"]
     print(
@@ -271,6 +273,10 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
             else ": no step is short enough"
         )
     )
+
+
+def _refused(found: dict[str, Any]) -> str:
+    return f"tandem serve refuses this: {found['serve_refuses']}\n" if found["serve_refuses"] else ""
 
 
 def _adapters(worker: Worker, found: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
 from tandem.deploy.config.cluster_options import OFF, ON, ClusterOptions
 from tandem.deploy.estimate.gpus import GPUS
 from tandem.engine.adapters.base import MAX_LORA_RANK
-from tandem.engine.config import KV_CACHE_DTYPES, MAX_WORKERS_PER_GPU, QUANTIZATIONS, EngineConfig
+from tandem.engine.config import KV_CACHE_DTYPES, MAX_LORAS, MAX_WORKERS_PER_GPU, QUANTIZATIONS, EngineConfig
 from tandem.engine.ranks.config import MAX_DEGREE
 
 EPILOG = """\
@@ -128,7 +128,6 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
         served.add_argument(flag, type=parse, default=default, metavar=metavar, help=f"(default: {shown})")
     served.add_argument(
         "--speculation",
-        default="",
         metavar="draft:MODEL|eagle:DIR|mtp",
         help="model that drafts, with the drafts of --drafted (default: none)",
     )
@@ -247,7 +246,10 @@ def _degree(text: str) -> int:
 
 
 def _number_of_slots(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    number = 0 if text == "0" else _count(text)
+    if number > MAX_LORAS:
+        raise argparse.ArgumentTypeError(f"must be 0 to {MAX_LORAS}, not {number}")
+    return number
 
 
 def _lora_rank(text: str) -> int:

@@ -11,7 +11,6 @@ import yaml
 from tandem.deploy.cli.serve_options import ADMIN_KEY_VARIABLE, API_KEY_FILE, API_KEY_VARIABLE, SERVE_OPTIONS
 from tandem.deploy.config.bounds import COUNT_FIELDS, Bounds
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags, kind_of
 from tandem.deploy.config.otlp_endpoint import otlp_endpoint
 from tandem.key_file import KeyFile, read_key_file
@@ -23,6 +22,10 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     if arguments.config is not None:
         values |= read_file(Path(arguments.config))
     flags = {option.field: getattr(arguments, option.field) for option in SERVE_OPTIONS}
+    for option in SERVE_OPTIONS:
+        # In a file, "" is a default.
+        if option.choices and flags[option.field] == "":
+            raise ValueError(f"--{option.name} must be one of {', '.join(option.choices)}, not ''")
     values |= {
         target: tuple(value) if isinstance(value, list) else value
         for target, value in flags.items()
@@ -50,7 +53,7 @@ def cluster_config(arguments: argparse.Namespace, environment: Mapping[str, str]
     try:
         return ClusterConfig(**values)
     except ValueError as error:
-        raise ValueError(in_flags(str(error), OPTIONS)) from error
+        raise ValueError(in_flags(str(error), SERVE_OPTIONS)) from error
 
 
 def read_file(path: Path) -> dict[str, Any]:

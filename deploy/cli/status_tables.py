@@ -181,7 +181,7 @@ def _forward_times(workers: Iterable[pb.WorkerStatus]) -> Table:
 def _drafts(workers: Iterable[pb.WorkerStatus]) -> Table:
     """Returns no row while no worker has drafted."""
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for column in ("speculation", "source", "drafted tok", "accepted tok", "accepted", "tok/draft"):
+    for column in ("speculation", "source", "drafts", "accepted", "share", "a proposal"):
         table.add_column(column, justify="left" if column in ("speculation", "source") else "right")
     for worker in workers:
         for drafted in worker.stats.drafted:

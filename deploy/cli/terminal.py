@@ -181,13 +181,17 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
     accepted = f", {handover.accepted_tokens} of {handover.drafted_tokens} drafts accepted"
     speculated = accepted if handover.drafted_tokens else ""
     console.print(
-        f"[dim]{usage.prompt_tokens} prompt tokens ({num_pages} pages of {size}), "
+        f"[dim]{usage.prompt_tokens} prompt tokens ({_pages(num_pages)} of {size}), "
         f"{usage.completion_tokens} output tokens{speculated}{stored}[/]\n"
         f"[dim]{handover.prefill_worker}:[/] {handover.prefill_cached_tokens} tokens found in its radix cache, "
-        f"{handover.pages_computed} pages computed\n"
+        f"{_pages(handover.pages_computed)} computed\n"
         f"[dim]{handover.decode_worker}:[/] {handover.decode_cached_tokens} tokens found in its radix cache, "
-        f"{handover.pages_shipped} pages shipped to it\n"
+        f"{_pages(handover.pages_shipped)} shipped to it\n"
         f"[dim]placement:[/] {handover.placement}{why}\n"
         f"[dim]clocks of both agree with the router's to {last.clock_uncertainty_ms:.1f} ms[/]",
         highlight=False,
     )
+
+
+def _pages(number: int) -> str:
+    return f"{number} page{'' if number == 1 else 's'}"

@@ -139,6 +139,7 @@ class ClusterConfig(ClusterOptions):
         )
         for name in (*counts, "max_model_len", "num_threads", "drain_timeout_s", "store_write_after"):
             require(getattr(self, name) >= 0, f"{name} must not be negative, but is {getattr(self, name)}")
+        require(self.tp >= 1, f"`tp` must be at least 1, not {self.tp}")
         require(
             re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", self.cluster_name) is not None,
             f"cluster_name must be 1 to 40 letters, digits, - and _, and begin with a letter or digit, not "
@@ -156,8 +157,8 @@ class ClusterConfig(ClusterOptions):
         transports.TRANSPORTS.check("transport", self.transport, device=self.device, besides=(transports.AUTO,))
         require(
             self.workers_per_gpu == 1 or self.transport != "nccl",
-            f"transport nccl needs a GPU for each end of a link, but workers_per_gpu is {self.workers_per_gpu}: use "
-            "transport auto or nvlink, which copies within a GPU too",
+            f"`transport` nccl needs a GPU for each end of a link, but workers_per_gpu is {self.workers_per_gpu}: use "
+            "`transport` auto or nvlink, which copies within a GPU too",
         )
         require(
             not self.grpc_port or self.grpc_port != self.http_port,
@@ -209,26 +210,24 @@ class ClusterConfig(ClusterOptions):
         require_one_of(self, "ray_autoscaler", SWITCH)
         check_network(self.interface)
         self._check_store()
-        if self.speculation_shared:
-            require(
-                bool(self.api_keys) and not self.share_cache_between_keys,
-                "speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
-                "share_cache_between_keys out",
-            )
-        if self._speculation != NO_SPECULATION:
-            require(
-                self.max_degree == 1,
-                f"speculation {self.speculation} is for workers of one rank: leave it out, or tp",
-            )
-        require(
-            self.device == "cpu" or not parse_speculation(self._speculation).is_by_model,
-            f"speculation {self.speculation} is for device cpu, because drafts by a model gain nothing on a GPU yet: "
-            "leave it out",
-        )
+        self._check_speculation()
         # Their constructors check more.
         self.router("unresolved", self.model, 1)
         self.worker("unresolved", "both", self.engine("unresolved"), 1)
         self._check_ranks()
+
+    def _check_speculation(self) -> None:
+        if self.speculation_shared:
+            shared = "speculation_shared drafts from the outputs of one API key only"
+            require(bool(self.api_keys), f"{shared}: give api_keys or api_key_file")
+            require(not self.share_cache_between_keys, f"{shared}: leave share_cache_between_keys out")
+        if parse_speculation(self._speculation).is_by_model:
+            degrees = [f"`{name}`" for name in ("tp", "prefill_tp", "decode_tp") if getattr(self, name) > 1]
+            require(
+                self.max_degree == 1,
+                f"`speculation` {self.speculation} is for workers of one rank: use `speculation` off, auto or ngram, "
+                f"or leave {' and '.join(degrees)} out",
+            )
 
     def _check_adapters(self) -> None:
         for text in self.lora:
@@ -250,7 +249,7 @@ class ClusterConfig(ClusterOptions):
     @property
     def _speculation(self) -> str:
         """The option, or its default: auto where its gain is proven."""
-        default = AUTO_SPECULATION if self.device == "cpu" and self.max_degree == 1 else NO_SPECULATION
+        default = AUTO_SPECULATION if self.max_degree == 1 else NO_SPECULATION
         return self.speculation or default
 
     @property
@@ -279,14 +278,14 @@ class ClusterConfig(ClusterOptions):
         for name, role in with_ranks:
             require(
                 not getattr(self, name) or self.most(role) > 0,
-                f"{name} is for {role} workers, and this cluster has none: use tp",
+                f"`{name}` is for {role} workers, and this cluster has none: use `tp`",
             )
         for name in ("tp", "prefill_tp", "decode_tp"):
             num_ranks = getattr(self, name)
-            require(num_ranks <= MAX_DEGREE, f"{name} must be at most {MAX_DEGREE}, not {num_ranks}")
+            require(num_ranks <= MAX_DEGREE, f"`{name}` must be at most {MAX_DEGREE}, not {num_ranks}")
             require(
                 not num_ranks or max(num_ranks, self.workers_per_gpu) % min(num_ranks, self.workers_per_gpu) == 0,
-                f"{name} {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
+                f"`{name}` {num_ranks} with workers_per_gpu {self.workers_per_gpu} fills neither whole GPUs nor equal "
                 "shares of one: use a multiple of it, or a divisor",
             )
         require(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from tandem.deploy.estimate.rates import Load, best_rates, largest_batch, prefill_s
+from tandem.deploy.estimate.rates import Load, best_rates, largest_batch, prefill_s, steps_for_one
 from tandem.deploy.estimate.reuse import prompt_of
 from tandem.deploy.estimate.worker import Worker
 
@@ -161,7 +161,8 @@ class _RequestWork:
         self._worker = worker
         self._hit_rate = load.hit_rate
         batch_size = max(1, largest_batch(worker, load))
-        self._token_s = worker.decode_step(batch_size, load.kv_len) / batch_size / (1 + load.num_accepted)
+        step_s = worker.decode_step(batch_size, load.kv_len) * steps_for_one(worker, load, batch_size)
+        self._token_s = step_s / batch_size / (1 + load.num_accepted)
         self._prompt_s: dict[int, float] = {}
 
     def __call__(self, arrival: Arrival) -> float:

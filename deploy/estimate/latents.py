@@ -5,7 +5,11 @@ from tandem.engine.models.config import ModelConfig
 # Fitted to decode steps of DeepSeek-V2-Lite on an H200 (docs/gpu.md): share of the copy rate at which attention
 # reads latents, and overhead per layer of the kernels that attention by head does not have.
 LATENT_READ_SHARE = 0.95
+# The same of FP8: products take as long as over bfloat16.
+FP8_LATENT_READ_SHARE = 0.55
 LATENT_LAYER_S = 25e-6
+# Steps of so few rows have fewer kernels, without that overhead.
+MAX_FEW_ROWS = 4
 
 
 def expansion_flops(model: ModelConfig, num_before: int) -> int:

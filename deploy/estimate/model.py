@@ -1,9 +1,12 @@
 """Reads a model's shape by the name that `tandem serve` takes."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from tandem.decode_worker.speculation import parse_speculation
-from tandem.engine.draft_models.config import DrafterConfig, read_drafter
+from tandem.decode_worker.speculation import LOOKUP, NO_SPECULATION, parse_speculation
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.drafter import resolve_drafter
+from tandem.engine.draft_models.config import DRAFT, DrafterConfig, read_drafter
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.weights.resolve import resolve_model
 
@@ -13,14 +16,34 @@ def read_model(name: str, quantization: str) -> ModelConfig:
     return ModelConfig.from_dir(Path(resolve_model(name, "dummy"))).quantized(quantization)
 
 
-def read_drafter_of(speculation: str, model: ModelConfig) -> DrafterConfig | None:
-    """Args: speculation: as in `tandem serve`, of a model that drafts, or "". Raises ValueError: as read_model, or it
-    cannot draft for the model."""
-    if not speculation:
+def read_drafter_of(speculation: str | None, model: ModelConfig, quantization: str) -> DrafterConfig | None:
+    """
+    Args:
+        speculation: as in `tandem serve`, of a model that drafts; None: none.
+
+    Raises:
+        ValueError: as read_model, or it cannot draft for the model.
+    """
+    if speculation is None:
         return None
     if not parse_speculation(speculation).is_by_model:
-        raise ValueError(f"--speculation {speculation} drafts without a model: --drafted and --accepted suffice")
-    source, _, name = speculation.partition(":")
-    if source == "draft":
-        speculation = f"draft:{resolve_model(name, 'dummy')}"
-    return read_drafter(speculation, model, Path())
+        raise ValueError(f"`speculation` {speculation} drafts without a model: --drafted and --accepted suffice")
+    found = read_drafter(resolve_drafter(speculation, "dummy"), model, Path())
+    if found is None or found.source != DRAFT:
+        return found
+    return replace(found, model=found.model.quantized(quantization))
+
+
+def refusal_of(speculation: str | None, num_drafts: float, tp: int, prefill_tp: int, decode_tp: int) -> str:
+    """Returns why `tandem serve` refuses these drafts on GPUs; "": it does not.
+
+    Args:
+        speculation: as of read_drafter_of; None: drafts, if there are some, are found by lookup.
+        tp, prefill_tp, decode_tp: as of ClusterConfig.
+    """
+    source = speculation or (LOOKUP if num_drafts else NO_SPECULATION)
+    try:
+        ClusterConfig("model", device="cuda", speculation=source, tp=tp, prefill_tp=prefill_tp, decode_tp=decode_tp)
+    except ValueError as error:
+        return str(error)
+    return ""

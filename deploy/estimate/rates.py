@@ -3,7 +3,6 @@
 Assumes Poisson arrivals and equal lengths. docs/estimate.md explains the formulas.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,7 +25,7 @@ class Load:
         ttft, itl: limits in seconds; inf: none.
         good_share: share of requests that must meet `ttft`, and `itl` in 95 % of their gaps.
         hit_rate, store_hit_rate: shares of each prompt in the pool, and behind it in the page store's memory.
-        num_accepted: accepted drafts of a request and step.
+        num_accepted: accepted drafts of a request in a step with all of the worker's num_drafts.
     """
 
     prompt_len: int
@@ -172,8 +171,17 @@ def prefill_s(worker: Worker, prompt: Prompt) -> float:
 
 
 def largest_batch(worker: Worker, load: Load) -> int:
-    """Returns a decode worker's largest batch within the ITL limit and its pool; 0: none."""
-    return bisect_right(_decode_steps(worker, load, "decode"), load.itl)
+    """Returns a decode worker's largest batch within the ITL limit and its pool, as all smaller ones are; 0: none."""
+    steps = _decode_steps(worker, load, "decode")
+    return next((num_fast for num_fast, step in enumerate(steps) if step > load.itl), len(steps))
+
+
+def steps_for_one(worker: Worker, load: Load, batch_size: int) -> float:
+    """Returns the steps of batch_size that give as many tokens as one with all drafts."""
+    if not worker.num_drafts:
+        return 1.0
+    room = worker.num_drafts_of(batch_size) / worker.num_drafts
+    return (1 + load.num_accepted) / (1 + load.num_accepted * room)
 
 
 def prefill_rate(worker: Worker, load: Load, num_workers: int) -> float:
@@ -188,11 +196,12 @@ def decode_rate(worker: Worker, load: Load) -> float:
         return inf
     steps = _decode_steps(worker, load, "decode")
     slow = _slow_shares(steps, load)
+    full_steps = _as_full_steps(steps, worker, load)
 
     def is_served(rate: float) -> bool:
-        return _itl_share(Running(steps, rate * load.num_steps), slow, load) >= load.good_share
+        return _itl_share(Running(full_steps, rate * load.num_steps), slow, load) >= load.good_share
 
-    return highest(is_served, _max_decode_rate(steps, load))
+    return highest(is_served, _max_decode_rate(full_steps, load))
 
 
 def _disaggregated_splits(worker: Worker, decoder: Worker, load: Load, num_ranks: int) -> Iterator[Split]:
@@ -203,25 +212,32 @@ def _disaggregated_splits(worker: Worker, decoder: Worker, load: Load, num_ranks
     steps = _decode_steps(decoder, load, "decode") if load.output_len > 1 else []
     for num_prefill in range(1, (num_ranks - decoder.degree) // worker.degree + 1):
         num_decode = (num_ranks - num_prefill * worker.degree) // decoder.degree
-        yield _disaggregated(worker, load, num_prefill, num_decode, decode_worker_rate, steps)
+        yield _disaggregated(worker, decoder, load, num_prefill, num_decode, decode_worker_rate, steps)
 
 
 def _disaggregated(
-    worker: Worker, load: Load, num_prefill: int, num_decode: int, decode_worker_rate: float, steps: list[float]
+    worker: Worker,
+    decoder: Worker,
+    load: Load,
+    num_prefill: int,
+    num_decode: int,
+    decode_worker_rate: float,
+    steps: list[float],
 ) -> Split:
     most = prefill_rate(worker, load, num_prefill)
     if load.output_len == 1:
         return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
     slow = _slow_shares(steps, load)
+    full_steps = _as_full_steps(steps, decoder, load)
 
     def running(rate: float) -> Running:
-        return Running(steps, rate / num_decode * load.num_steps, num_decode)
+        return Running(full_steps, rate / num_decode * load.num_steps, num_decode)
 
     def is_served(rate: float) -> bool:
         in_time = 1 - _late(worker, load, num_prefill, rate)
         return in_time * _itl_share(running(rate), slow, load) >= load.good_share
 
-    rate = highest(is_served, min(most, num_decode * _max_decode_rate(steps, load)))
+    rate = highest(is_served, min(most, num_decode * _max_decode_rate(full_steps, load)))
     num_running = round(running(rate).mean) if rate else 0
     bottleneck = "prefill" if most <= num_decode * decode_worker_rate else "decode"
     return Split(num_prefill, num_decode, 0, rate, bottleneck, num_running, worker.chunk_size)
@@ -234,7 +250,8 @@ def _both(worker: Worker, load: Load, num_workers: int, steps: BothSteps | None)
     prompt = prompt_of_load(worker, load)
 
     def running(rate: float) -> Running:
-        return Running(steps.steps(rate / num_workers), rate / num_workers * load.num_steps, num_workers)
+        full_steps = _as_full_steps(steps.steps(rate / num_workers), worker, load)
+        return Running(full_steps, rate / num_workers * load.num_steps, num_workers)
 
     def is_served(rate: float) -> bool:
         found = running(rate)
@@ -242,7 +259,7 @@ def _both(worker: Worker, load: Load, num_workers: int, steps: BothSteps | None)
         in_time *= 1 - _late_loads(prompt, rate / num_workers, load.ttft - prefill_s(worker, prompt))
         return in_time * _itl_share(found, steps.slow_shares(rate / num_workers), load) >= load.good_share
 
-    rate = highest(is_served, num_workers * _max_decode_rate(steps.plain, load))
+    rate = highest(is_served, num_workers * _max_decode_rate(_as_full_steps(steps.plain, worker, load), load))
     num_running = round(running(rate).mean) if rate else 0
     chunk_size = round(prompt.num_computed / steps.chunks[max(0, num_running - 1)].number)
     return Split(0, 0, num_workers, rate, "both", num_running, chunk_size)
@@ -278,6 +295,11 @@ def _late_loads(prompt: Prompt, rate: float, limit: float) -> float:
 def _decode_steps(worker: Worker, load: Load, role: Role) -> list[float]:
     num_running = min(worker.max_batch_size, worker.pool_tokens(role, load.num_tokens) // load.num_tokens)
     return [worker.decode_step(size, load.kv_len) for size in range(1, num_running + 1)]
+
+
+def _as_full_steps(steps: Sequence[float], worker: Worker, load: Load) -> list[float]:
+    """Returns the seconds for as many tokens as a step with all drafts gives. Args: steps: of 1, 2, ... sequences."""
+    return [step * steps_for_one(worker, load, size) for size, step in enumerate(steps, 1)]
 
 
 def _slow_shares(steps: list[float], load: Load) -> list[float]:

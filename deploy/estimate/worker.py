@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tandem.config import Role, default_of
 from tandem.deploy.config.cluster_options import GPU as GPU_DEFAULTS
+from tandem.deploy.estimate.drafts import drafter_kv_bytes, drafter_prompt_flops, drafter_weight_bytes
 from tandem.deploy.estimate.experts import (
     BFLOAT16_EXPERTS,
     FP8_EXPERTS,
@@ -16,9 +17,15 @@ from tandem.deploy.estimate.experts import (
     num_sparse_layers,
 )
 from tandem.deploy.estimate.gpus import GIB, Gpu
-from tandem.deploy.estimate.latents import LATENT_LAYER_S, LATENT_READ_SHARE, expansion_flops
+from tandem.deploy.estimate.latents import (
+    FP8_LATENT_READ_SHARE,
+    LATENT_LAYER_S,
+    LATENT_READ_SHARE,
+    MAX_FEW_ROWS,
+    expansion_flops,
+)
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
-from tandem.engine.config import EngineConfig
+from tandem.engine.config import MAX_DRAFTED_ROWS, EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
@@ -93,7 +100,7 @@ class Worker:
         itl_objective: that sizes chunks of role both, in seconds; 0: the limit on ITL.
         degree: number of ranks.
         max_loras, max_lora_rank: slots of adapters and their rank.
-        num_drafts: drafts of a request and step without prompts.
+        num_drafts: drafts of a request in a step with room for them (`num_drafts_of`).
         drafter: model that drafts; None: drafts take no time.
     """
 
@@ -121,22 +128,35 @@ class Worker:
         return BYTES_PER_NUMBER * self.max_loras * slot_numbers(self.model, self.max_lora_rank, self.degree)
 
     @property
+    def weight_bytes(self) -> int:
+        """Of all ranks together, with the drafter's."""
+        return weight_bytes(self.model) + (0 if self.drafter is None else self.drafter.weight_bytes)
+
+    @property
     def kv_bytes_per_token(self) -> int:
+        """Of the model alone, which its attention reads."""
         return kv_bytes_per_token(self.model, self.kv_cache_dtype)
 
     @property
-    def layout(self) -> PageLayout:
+    def page_bytes_per_token(self) -> float:
+        """Of all ranks together, with the drafter's part."""
+        return self._whole_layout.page_bytes / self.page_size
+
+    def page_layout(self) -> PageLayout:
+        """Returns the pages of a rank. Raises ValueError: the drafter's part cannot be cut."""
+        return self._whole_layout.shard(0, self.degree)
+
+    @property
+    def _whole_layout(self) -> PageLayout:
         layout = page_layout_of(self.model, self.page_size, "bfloat16", self.kv_cache_dtype)
         if self.drafter is not None:
             layout = self.drafter.page_layout(layout, self.page_size, "bfloat16")
-        return layout.shard(0, self.degree)
+        return layout
 
     def __post_init__(self) -> None:
         check_degree(self.model, self.degree)
         if self.max_loras:
             adapted_modules(self.model)
-        if self.drafter is not None and self.degree > 1:
-            raise ValueError(f"a model that drafts is for workers of one rank, not {self.degree}")
         if self.model.quantization and not self.gpu.has_fp8:
             raise ValueError(f"{self.gpu.name} does not multiply FP8 weights; GPUs since Ada and Hopper do")
         if self._has_quantized_pages and not self.gpu.has_fp8:
@@ -154,14 +174,15 @@ class Worker:
                 f"{self.gpu.name} has no kernels for latent attention: plain torch computes it there, for which there "
                 "is no estimate; Hopper has kernels"
             )
+        if self.drafter is not None:
+            self.page_layout()
 
     def memory(self, role: Role) -> DeviceMemory:
         """Returns the GPU's memory after loading the weights, before allocating the pool."""
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
         mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES) // self.degree
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
-        drafter = 0 if self.drafter is None else self.drafter.weight_bytes
-        taken = (weight_bytes(self.model) + drafter) // self.degree + self.slot_bytes + WORKSPACES
+        taken = self.weight_bytes // self.degree + self.slot_bytes + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
         graphs = 0 if role == "prefill" else GRAPHS
         return DeviceMemory(self.gpu.memory, free, taken, graphs, forward, self.workers_per_gpu)
@@ -173,6 +194,8 @@ class Worker:
         advice = ["a larger --mem-fraction-static, a smaller --chunk-size or --max-batch-size"] if num_tokens else []
         if (degree := self._fitting_degree(role, longest)) is not None:
             advice.insert(0, f"--tp {degree}")
+        if self.max_loras:
+            advice.append("a smaller --max-loras or --max-lora-rank")
         if self.workers_per_gpu > 1:
             advice.append("a smaller --workers-per-gpu")
         advice.append("a larger GPU or a smaller model")
@@ -183,9 +206,10 @@ class Worker:
 
     def _pool_tokens(self, role: Role) -> int:
         try:
-            return self.page_size * choose_num_pages(self.memory(role), self.layout, 0, self.mem_fraction_static, 0)
+            num_pages = choose_num_pages(self.memory(role), self.page_layout(), 0, self.mem_fraction_static, 0)
         except ValueError:
             return 0
+        return self.page_size * num_pages
 
     def _fitting_degree(self, role: Role, longest: int) -> int | None:
         """Returns the smallest larger number of ranks at which a request fits; None: there is none."""
@@ -195,17 +219,30 @@ class Worker:
                     return degree
         return None
 
+    def num_drafts_of(self, batch_size: int) -> float:
+        """Returns the mean drafts of a request in a step of batch_size; with drafts it has at most MAX_DRAFTED_ROWS."""
+        return min(self.num_drafts, max(0, MAX_DRAFTED_ROWS - batch_size) / batch_size)
+
+    def num_rows(self, batch_size: int) -> int:
+        """Returns the tokens and drafts of a decode step."""
+        return round(batch_size * (1 + self.num_drafts_of(batch_size)))
+
+    def num_passes(self, batch_size: int) -> float:
+        """Returns the drafter's passes of a decode step: one for each draft, and one for all rows. 0: no drafter."""
+        if self.drafter is None:
+            return 0
+        # With room for a part of the drafts, some requests have all of theirs.
+        return 1 + (self.num_drafts if self.num_drafts_of(batch_size) else 0)
+
     def decode_step(self, batch_size: int, kv_len: int) -> float:
         """Args: kv_len: tokens of each sequence."""
-        factors = self._factors
-        num_rows = round(batch_size * (1 + self.num_drafts))
+        factors, num_rows = self._factors, self.num_rows(batch_size)
         computing = self._common_s(num_rows, num_rows, factors.decode_share)
         is_own = self.gpu.has_own_kernels and num_rows <= MAX_OWN_BATCH_SIZE
-        layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s)
+        layers = self._layers_s(factors.own_layer_s if is_own else factors.layer_s, num_rows)
         products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
         step = products + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
-        # A pass for each draft, and one for all rows.
-        return step + (1 + self.num_drafts) * self._drafter_s
+        return step + self.num_passes(batch_size) * self._drafter_s(batch_size, batch_size * kv_len)
 
     def prefill(self, num_requests: int, prompt_len: int, chunk_size: int = 0, num_before: int = 0) -> float:
         """Returns the seconds to compute prompts together.
@@ -222,7 +259,7 @@ class Worker:
         computing = (self._common_s(num_tokens, num_requests, share) + attention) / num_forwards
         of_each = -(-num_tokens // num_forwards)
         prompts = num_forwards * (self._prompts_s(computing, self._experts_s(of_each)) + self._sums_s(of_each))
-        return prompts + self._drafter_flops(num_tokens) / (self.gpu.limits.matmul_rate * share)
+        return prompts + self._drafter_prompts_s(num_requests, prompt_len, num_before, share)
 
     def chunk(self, num_tokens: int, num_before: int) -> float:
         """Args: num_before: tokens of its prompt already computed."""
@@ -230,7 +267,7 @@ class Worker:
         attention = self._attention_flops(num_tokens, num_before) / (self.gpu.limits.matmul_rate * share)
         computing = self._common_s(num_tokens, 1, share) + attention
         prompt = self._prompts_s(computing, self._experts_s(num_tokens)) + self._sums_s(num_tokens)
-        return prompt + self._drafter_flops(num_tokens) / (self.gpu.limits.matmul_rate * share)
+        return prompt + self._drafter_prompts_s(1, num_tokens, num_before, share)
 
     def mixed_step(self, batch_size: int, kv_len: int, num_tokens: int, num_before: int) -> float:
         factors, num_rows = self._factors, batch_size + num_tokens
@@ -244,19 +281,22 @@ class Worker:
         attending = self._attention_flops(num_tokens, num_before) / attention_rate
         layers = self._graph_layers_s() + self.model.num_layers * SECOND_ATTENTION_S
         step = products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
-        return step + max(self._drafter_s, self._drafter_flops(num_rows) / (self.gpu.limits.matmul_rate * share))
+        reading = self._drafter_s(num_rows, batch_size * kv_len)
+        return step + max(reading, self._drafter_prompts_s(1, num_tokens, num_before, share))
 
-    @property
-    def _drafter_s(self) -> float:
-        """Seconds of a pass of few rows, which reads the drafter's weights."""
+    def _drafter_s(self, num_rows: int, num_tokens: int) -> float:
+        """Seconds of a pass of few rows, which reads the drafter's weights and its KV of num_tokens."""
         if self.drafter is None:
             return 0.0
-        reading = self.drafter.weight_bytes / self.gpu.limits.copy_bandwidth
-        return reading + self.drafter.num_layers * self._factors.layer_s
+        num_bytes = drafter_weight_bytes(self.drafter, num_rows) + num_tokens * drafter_kv_bytes(self.drafter)
+        return num_bytes / self.gpu.limits.copy_bandwidth + self.drafter.num_layers * self._factors.layer_s
 
-    def _drafter_flops(self, num_tokens: int) -> float:
-        """FLOP of the drafter's products of prompts, as if it were unquantized and dense."""
-        return 0.0 if self.drafter is None else 2 * num_tokens * self.drafter.weight_bytes / BYTES_PER_NUMBER
+    def _drafter_prompts_s(self, num_requests: int, prompt_len: int, num_before: int, share: float) -> float:
+        """Seconds of the drafter's layers of prompts, at a share of the rate."""
+        if self.drafter is None:
+            return 0.0
+        flops = drafter_prompt_flops(self.drafter, num_requests, prompt_len, num_before)
+        return flops / (self.gpu.limits.matmul_rate * share)
 
     @property
     def _factors(self) -> Factors:
@@ -282,8 +322,9 @@ class Worker:
     def _attention_flops(self, num_tokens: int, num_before: int) -> int:
         return attention_flops(self.model, num_tokens, num_before) + expansion_flops(self.model, num_before)
 
-    def _layers_s(self, layer_s: float) -> float:
-        layer_s += self._latent_layer_s
+    def _layers_s(self, layer_s: float, num_rows: int) -> float:
+        if num_rows > MAX_FEW_ROWS:
+            layer_s += self._latent_layer_s
         return self.model.num_layers * layer_s + num_sparse_layers(self.model) * self._factors.experts.layer_s
 
     def _graph_layers_s(self) -> float:
@@ -305,10 +346,11 @@ class Worker:
         return common_weight_bytes(self.model) / self.gpu.limits.copy_bandwidth
 
     def _kv_s(self, num_tokens: int) -> float:
-        share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         latent = self.model.latent is not None
         if latent:
-            share = LATENT_READ_SHARE
+            share = FP8_LATENT_READ_SHARE if self._has_quantized_pages else LATENT_READ_SHARE
+        else:
+            share = FP8_KV_READ_SHARE if self._has_quantized_pages else KV_READ_SHARE
         num_copies = self.degree if latent else RankConfig(0, self.degree).kv_head_copies(self.model.num_kv_heads)
         return num_tokens * num_copies * self.kv_bytes_per_token / (self.gpu.limits.copy_bandwidth * share)
 
@@ -322,17 +364,10 @@ class Worker:
         return self.model.num_layers * SUMS_PER_LAYER * each
 
     def transfer(self, num_tokens: int) -> float:
-        return num_tokens * self._page_bytes_per_token / self.gpu.reached_link
+        return num_tokens * self.page_bytes_per_token / self.gpu.reached_link
 
     def load(self, num_tokens: int) -> float:
         """Returns the seconds to load pages from the host. Raises ValueError: the GPU's link to it is unknown."""
         if not self.gpu.host_link:
             raise ValueError("hits in the page store need the bandwidth between GPU and host: give --host-link")
-        return num_tokens * self._page_bytes_per_token / self.gpu.reached_host_link
-
-    @property
-    def _page_bytes_per_token(self) -> float:
-        """With the drafter's part, which transfers carry too."""
-        if self.drafter is None:
-            return self.kv_bytes_per_token
-        return self.layout.page_bytes / self.page_size
+        return num_tokens * self.page_bytes_per_token / self.gpu.reached_host_link

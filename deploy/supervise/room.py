@@ -30,7 +30,7 @@ def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
         where += _most_together(free) if config.spans_nodes else " on this host"
     elif num_gpus == 0:
         raise ConfigurationError(
-            "device cuda needs NVIDIA GPUs, and none is visible here (see nvidia-smi and CUDA_VISIBLE_DEVICES); "
+            "`device` cuda needs NVIDIA GPUs, and none is visible here (see nvidia-smi and CUDA_VISIBLE_DEVICES); "
             "set `device` to cpu"
         )
     else:
@@ -38,10 +38,10 @@ def check_num_gpus(config: ClusterConfig, ray: RayBase) -> None:
     advice = "use fewer workers (num_both 1 needs 1)"
     if num_gpus:
         if config.num_ranks > config.num_workers:
-            advice = "use fewer ranks (tp)"
+            advice = "use fewer ranks (`tp`)"
         advice += f", let them share GPUs (workers_per_gpu {-(-config.num_ranks // num_gpus)})"
     raise ConfigurationError(
-        f"device cuda takes {config.num_gpus} GPUs for {config.num_ranks} {_counted(config)}, with workers_per_gpu "
+        f"`device` cuda takes {config.num_gpus} GPUs for {config.num_ranks} {_counted(config)}, with workers_per_gpu "
         f"{config.workers_per_gpu}, but {where}; {advice} or set `device` to cpu"
     )
 

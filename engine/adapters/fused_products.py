@@ -13,11 +13,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tandem.engine.adapters.rows import AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
-from tandem.engine.layers.cuda_kernel import has_dependent_launch
 from tandem.engine.layers.linear import Linear, LinearBase
 
 # Up to so many rows, the base's kernels of few rows are faster, with the adapters' behind them.
 MAX_SEPARATE_ROWS = 16
+# Other GPUs have too little shared memory, or too few blocks side by side, for these shapes.
+CAPABILITY, MIN_MULTIPROCESSORS = 9, 64
 # Rows of a tile of the base's product.
 FEW_ROWS, MANY_ROWS = 64, 128
 # Gate and up.
@@ -68,7 +69,8 @@ class FusedProducts:
         properties: Any = torch.cuda.get_device_properties(device)
         self._num_multiprocessors = properties.multi_processor_count
         self._shared_memory = properties.shared_memory_per_block_optin
-        self._has_kernel = has_dependent_launch(device)
+        is_measured = torch.cuda.get_device_capability(device)[0] == CAPABILITY
+        self._has_kernel = is_measured and self._num_multiprocessors >= MIN_MULTIPROCESSORS
         # Of each launch of a pass: products with A that blocks have taken, those that are there, and room that keeps
         # each at a multiple of 16 bytes.
         self._progress = torch.zeros(MAX_LAUNCHES, 4, dtype=torch.int32, device=device)

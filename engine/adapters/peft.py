@@ -123,7 +123,7 @@ def _module(
         raise AdapterError(f"module {name} lacks lora_{'B' if 'A' in tensors else 'A'}")
     rank = config.rank_of(name)
     if rank > max_rank:
-        raise AdapterError(f"module {name} has rank {rank}, more than max_lora_rank {max_rank}")
+        raise AdapterError(f"module {name} has rank {rank}, more than --max-lora-rank {max_rank}")
     for part, wanted in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
         place = tensors[part]
         if place.shape != wanted:

@@ -152,6 +152,8 @@ class AttentionBackend(Attention, ABC):
         does."""
         if not isinstance(layout, cls.layout):
             return f"{cls.__name__} reads {cls.reads}, not pages of {layout.tag}"
+        if isinstance(layout, KvHeadLayout | LatentLayout) and layout.quantized_to and not cls.reads_quantized:
+            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
         return ""
 
     @abstractmethod
@@ -173,12 +175,6 @@ class HeadBackend(AttentionBackend, HeadAttention):
 
     layout = KvHeadLayout
     reads = "keys and values by head"
-
-    @classmethod
-    def why_not(cls, layout: PageLayout, num_q_heads: int, device: torch.device) -> str:
-        if isinstance(layout, KvHeadLayout) and layout.quantized_to and not cls.reads_quantized:
-            return f"{cls.__name__} does not read quantized pages: use kv_cache_dtype auto"
-        return super().why_not(layout, num_q_heads, device)
 
 
 class LatentBackend(AttentionBackend, LatentAttention):
@@ -210,7 +206,12 @@ class GraphableBackend(AttentionBackend):
 
     With `computes_mixed`, a decode step and a prefill of fixed sizes alternate layer by layer. They must not share
     memory that lasts from one layer to the next.
+
+    Attributes:
+        graphs_new_prompts: whether graphs of large prefills are as fast as single launches.
     """
+
+    graphs_new_prompts = False
 
     @abstractmethod
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> Mapping[int, GraphedAttention]:
@@ -227,6 +228,11 @@ class GraphableBackend(AttentionBackend):
         """Returns attention for prefills of fixed numbers of tokens, of at most `max_sequences` each; only one may run
         at a time. Empty if not supported."""
         return {}
+
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> Mapping[int, GraphedAttention]:
+        """As for_prefill_graphs, if all prompts start in the prefill: it writes pages, but reads none. Called only with
+        graphs_new_prompts."""
+        raise NotImplementedError
 
     @abstractmethod
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> Attention:
@@ -250,3 +256,6 @@ class GraphableHeadBackend(HeadBackend, GraphableBackend):
         self, sizes: Sequence[int], max_sequences: int, max_pages_per_sequence: int
     ) -> Mapping[int, GraphedHeadAttention]:
         return {}
+
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> Mapping[int, GraphedHeadAttention]:
+        raise NotImplementedError

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tandem.engine.attention.page_tables import Int64s, new_positions, page_tables, prefill_slots
+from tandem.engine.attention.page_tables import Int64s, page_tables
 from tandem.engine.kvcache.base import PageLayout
 from tandem.engine.token_sequence import TokenSequence
 
@@ -58,11 +58,16 @@ class DraftPlans:
         num_new = np.array([s.extend_len for s in sequences], np.int64)
         num_known = int(num_new.sum())
         pages, first_pages = page_tables(self._layout, sequences)
-        slots = np.full(num_rows, self._dummy_page * self._layout.page_size, np.int64)
+        page_size = self._layout.page_size
+        slots = np.full(num_rows, self._dummy_page * page_size, np.int64)
         positions = np.zeros(num_rows, np.int32)
         if sequences:
-            slots[:num_known] = prefill_slots(self._layout, sequences)
-            positions[:num_known] = new_positions(sequences)
+            # Without a loop over the sequences, because the device idles meanwhile.
+            of_row, number = _numbered(num_new)
+            at = np.array([s.cached_len for s in sequences], np.int64)[of_row] + number
+            page = np.array(first_pages, np.int64)[of_row] + at // page_size
+            slots[:num_known] = np.asarray(pages)[page].astype(np.int64) * page_size + at % page_size
+            positions[:num_known] = at
         # Tiles of each sequence, then one for each row of padding.
         sequence, number = _numbered(_quotient(num_new, self._tile))
         padding = np.arange(num_known, num_rows)

@@ -40,6 +40,8 @@ HEAD_DIMS = (64, 128, 256)
 FA3_CAPABILITY = 9
 # FlashInfer's kernel has plans that need less memory.
 MAX_OWN_DECODE = 512
+# Prompt tokens of a mixed graph whose attention runs beside that of decoded sequences. More take most multiprocessors.
+MAX_BESIDE = 256
 
 
 class FlashInferAttention(GraphableHeadBackend):
@@ -80,6 +82,8 @@ class FlashInferAttention(GraphableHeadBackend):
             self._own_decode = PagedDecode(pool, num_q_heads, MAX_OWN_DECODE, scales)
         prefill_backend = "fa3" if major == FA3_CAPABILITY else "fa2"
         self._paged_backend = "fa2" if layout.quantized_to else prefill_backend
+        # Graphs of other kernels need a workspace that grows with the size.
+        self.graphs_new_prompts = self._paged_backend == "fa3"
         self._prefill = _Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
@@ -92,6 +96,8 @@ class FlashInferAttention(GraphableHeadBackend):
             flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True)
         )
         self._drafts = DraftAttention(pool, num_q_heads, scales)
+        # Of prompts in mixed graphs.
+        self._beside = torch.cuda.Stream(self._device)
         self._planned: HeadAttention | None = None
 
     def plan(self, batch: Batch) -> None:
@@ -147,11 +153,20 @@ class FlashInferAttention(GraphableHeadBackend):
             for size in sizes
         }
 
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> dict[int, GraphedHeadAttention]:
+        plans = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=self._device)
+        return {
+            size: _GraphedNewPrompts(self._paged, self._workspace, plans, size, max_sequences + 1, self._paged_backend)
+            for size in sizes
+        }
+
     def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         return self._drafts.graphed(sizes, max_pages_per_sequence)
 
     def joined(self, decode: GraphedAttention, prefill: GraphedAttention) -> HeadAttention:
-        return graphed_by_kind(decode, prefill, self._num_columns)
+        # FlashInfer's decode kernel shares its prefill kernel's workspace.
+        is_beside = not isinstance(decode, _GraphedDecode) and len(prefill.positions) <= MAX_BESIDE
+        return graphed_by_kind(decode, prefill, self._num_columns, self._beside if is_beside else None)
 
 
 class _Wrapper:
@@ -303,61 +318,20 @@ class _GraphedDecode(GraphedHeadAttention):
         return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
 
 
-class _GraphedPrefill(GraphedHeadAttention):
+class _GraphedPrompts(GraphedHeadAttention):
     """Padding is one more sequence of dummy pages; the remaining sequences are empty."""
 
-    def __init__(
-        self,
-        paged: _PagedKernels,
-        workspace: torch.Tensor,
-        plans: torch.Tensor,
-        num_tokens: int,
-        num_sequences: int,
-        indices: torch.Tensor,
-        backend: str,
-    ) -> None:
-        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including padding."""
+    _wrapper: _Wrapper
+
+    def __init__(self, paged: _PagedKernels, num_tokens: int, num_sequences: int, device: torch.device) -> None:
+        """Args: num_sequences: including padding."""
         self._paged = paged
         self._num_tokens = num_tokens
         self._num_sequences = num_sequences
-        device = workspace.device
         packed = self._pack(())
         self._memory = torch.zeros(packed.num_bytes, dtype=torch.uint8, device=device)
         self._slots, positions = packed.views(self._memory)
         self.positions = positions[:num_tokens]
-        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
-            workspace,
-            "NHD",
-            use_cuda_graph=True,
-            qo_indptr_buf=torch.zeros(num_sequences + 1, dtype=torch.int32, device=device),
-            paged_kv_indptr_buf=torch.zeros(num_sequences + 1, dtype=torch.int32, device=device),
-            paged_kv_indices_buf=indices,
-            paged_kv_last_page_len_buf=torch.ones(num_sequences, dtype=torch.int32, device=device),
-            backend=backend,
-        )
-        wrapper.reset_workspace_buffer(workspace, plans)
-        self._wrapper = _Wrapper(wrapper)
-
-    def plan(self, sequences: Sequence[TokenSequence]) -> None:
-        self._pack(sequences).copy_to(self._memory)
-        page_size = self._paged.layout.page_size
-        num_padding = self._num_tokens - sum(s.extend_len for s in sequences)
-        indices, indptr = page_tables(self._paged.layout, sequences)
-        num_tokens = [*(s.extend_len for s in sequences), num_padding]
-        last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences]
-        indptr.append(len(indices))
-        indices.extend([self._paged.dummy_page] * -(-num_padding // page_size))
-        last_page_lens.append((num_padding - 1) % page_size + 1 if num_padding else 0)
-        num_empty = self._num_sequences - len(num_tokens)
-        self._wrapper.plan(
-            _pinned([0, *accumulate(num_tokens), *[self._num_tokens] * num_empty]),
-            _pinned([*indptr, *[len(indices)] * (num_empty + 1)]),
-            to_device(np.array(indices, np.int32), self._memory.device),
-            _pinned([*last_page_lens, *[0] * num_empty]),
-            *self._paged.sizes,
-            causal=True,
-            **self._paged.dtypes,
-        )
 
     def attend(
         self,
@@ -369,6 +343,13 @@ class _GraphedPrefill(GraphedHeadAttention):
     ) -> torch.Tensor:
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
+    def _new_indptr(self, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, int]:
+        """Returns the first new token of each sequence, (num_sequences + 1,) int32 pinned, and the number of padding
+        tokens."""
+        ends = [*accumulate(s.extend_len for s in sequences)]
+        num_padding = self._num_tokens - (ends[-1] if ends else 0)
+        return _pinned([0, *ends, *[self._num_tokens] * (self._num_sequences - len(ends))]), num_padding
+
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         layout = self._paged.layout
         slots = np.full(self._num_tokens, self._paged.dummy_page * layout.page_size, np.int64)
@@ -378,6 +359,88 @@ class _GraphedPrefill(GraphedHeadAttention):
             slots[: len(new)] = new
             positions[: len(new)] = new_positions(sequences)
         return Packed(slots, positions)
+
+
+class _GraphedPrefill(_GraphedPrompts):
+    def __init__(
+        self,
+        paged: _PagedKernels,
+        workspace: torch.Tensor,
+        plans: torch.Tensor,
+        num_tokens: int,
+        num_sequences: int,
+        indices: torch.Tensor,
+        backend: str,
+    ) -> None:
+        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including padding."""
+        super().__init__(paged, num_tokens, num_sequences, workspace.device)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=_numbers(num_sequences + 1, workspace.device),
+            paged_kv_indptr_buf=_numbers(num_sequences + 1, workspace.device),
+            paged_kv_indices_buf=indices,
+            paged_kv_last_page_len_buf=_numbers(num_sequences, workspace.device),
+            backend=backend,
+        )
+        wrapper.reset_workspace_buffer(workspace, plans)
+        self._wrapper = _Wrapper(wrapper)
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        self._pack(sequences).copy_to(self._memory)
+        page_size = self._paged.layout.page_size
+        new_indptr, num_padding = self._new_indptr(sequences)
+        indices, indptr = page_tables(self._paged.layout, sequences)
+        last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences]
+        indptr.append(len(indices))
+        indices.extend([self._paged.dummy_page] * -(-num_padding // page_size))
+        last_page_lens.append((num_padding - 1) % page_size + 1 if num_padding else 0)
+        num_empty = self._num_sequences - len(last_page_lens)
+        self._wrapper.plan(
+            new_indptr,
+            _pinned([*indptr, *[len(indices)] * (num_empty + 1)]),
+            to_device(np.array(indices, np.int32), self._memory.device),
+            _pinned([*last_page_lens, *[0] * num_empty]),
+            *self._paged.sizes,
+            causal=True,
+            **self._paged.dtypes,
+        )
+
+
+class _GraphedNewPrompts(_GraphedPrompts):
+    """Reads keys and values where they were projected."""
+
+    def __init__(
+        self,
+        paged: _PagedKernels,
+        workspace: torch.Tensor,
+        plans: torch.Tensor,
+        num_tokens: int,
+        num_sequences: int,
+        backend: str,
+    ) -> None:
+        """Args: as of _GraphedPrefill."""
+        super().__init__(paged, num_tokens, num_sequences, workspace.device)
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=_numbers(num_sequences + 1, workspace.device),
+            kv_indptr_buf=_numbers(num_sequences + 1, workspace.device),
+            backend=backend,
+        )
+        wrapper.reset_workspace_buffer(workspace, plans)
+        self._wrapper = _Wrapper(wrapper, reads_pages=False)
+
+    def plan(self, sequences: Sequence[TokenSequence]) -> None:
+        self._pack(sequences).copy_to(self._memory)
+        indptr, _ = self._new_indptr(sequences)
+        self._wrapper.plan(indptr, indptr, *self._paged.sizes[:3], causal=True, **self._paged.dtypes)
+
+
+def _numbers(count: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def _pinned(values: Sequence[int]) -> torch.Tensor:

@@ -41,7 +41,11 @@ class IndexedLayout(PageLayout):
     @classmethod
     def of(cls, config: ModelConfig, page_size: int, dtype: str, quantized_to: str = "") -> "IndexedLayout":
         assert config.indexer is not None
-        latents = LatentLayout.of(config, page_size, dtype, quantized_to)
+        if quantized_to:
+            raise ValueError(
+                f"pages of latents with index keys cannot be {quantized_to}: use kv_cache_dtype auto for this model"
+            )
+        latents = LatentLayout.of(config, page_size, dtype)
         return cls(latents.num_layers, page_size, latents.kv_rank, latents.rope_dim, config.indexer.head_dim, dtype)
 
     @property

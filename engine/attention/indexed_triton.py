@@ -12,6 +12,7 @@ from tandem.engine.attention.base import Index, LatentHeads
 from tandem.engine.attention.indexed_layout import IndexedLayout
 from tandem.engine.attention.indexed_reference import IndexedReferenceAttention, Places
 from tandem.engine.attention.latent_kernels import attend
+from tandem.engine.attention.latent_layout import LatentPages
 from tandem.engine.attention.latent_plan import decode_plans
 from tandem.engine.attention.latent_triton import LatentTritonAttention
 from tandem.engine.attention.scales import KvScales
@@ -76,7 +77,8 @@ class IndexedTritonAttention(IndexedReferenceAttention):
         self._numbers_per_page = pages.stride(0)
         num_numbers = (len(pages) - 1) * self._numbers_per_page + pages.shape[1]
         num_units = (num_numbers - token_dim) // UNIT + 1
-        self._units = pages.as_strided((num_units, 1, 1, token_dim), (UNIT, 0, token_dim, 1))
+        units = pages.as_strided((num_units, 1, 1, token_dim), (UNIT, 0, token_dim, 1))
+        self._units = LatentPages(*units.tensor_split((self._layout.kv_rank,), dim=-1))
         self._decode: _Decode | None = None
         # Made in the first layer, which knows how many tokens are chosen.
         self._sums: _Sums | None = None

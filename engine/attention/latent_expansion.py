@@ -6,10 +6,11 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from tandem.engine.attention.base import LatentHeads
-from tandem.engine.attention.latent_layout import LatentLayout
+from tandem.engine.attention.latent_gather import gather_latents
+from tandem.engine.attention.latent_layout import LatentLayout, LatentPages
 from tandem.engine.attention.layout import DTYPE_BYTES
 from tandem.engine.attention.page_tables import Int64s
-from tandem.engine.attention.paged_rows import token_rows
+from tandem.engine.attention.scales import KvScales
 from tandem.engine.token_sequence import TokenSequence
 
 # For keys and values. Longer sequences are computed over latents.
@@ -31,33 +32,33 @@ class LatentExpansion:
         min_new_tokens: of a prompt that should be expanded.
     """
 
-    def __init__(self, layout: LatentLayout, pool: torch.Tensor, num_heads: int) -> None:
-        """Args: pool: as LatentLayout.view."""
+    def __init__(self, layout: LatentLayout, pages: LatentPages, num_heads: int, kv_scales: KvScales) -> None:
         self._layout = layout
+        self._pages = pages
+        self._scales = kv_scales.keys
         self.min_new_tokens = MIN_NEW_TOKENS
-        self._pool_rows, self._rows_per_page = token_rows(pool, layout.token_dim)
         self.max_tokens = WORKSPACE_BYTES // (2 * num_heads * MAX_HEAD_DIM * DTYPE_BYTES[layout.dtype])
         # Zeros stay in the padding of values, because all layers have the same sizes.
         shape = 2, self.max_tokens * num_heads * MAX_HEAD_DIM
-        self._keys, self._values = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+        self._keys, self._values = torch.zeros(shape, dtype=pages.keys.dtype, device=pages.keys.device)
 
     def is_faster(self, prompt: TokenSequence) -> bool:
         """Returns True if the prompt should be expanded, and has room."""
         return prompt.extend_len >= self.min_new_tokens and prompt.device_len <= self.max_tokens
 
-    def rows(self, prompt: TokenSequence) -> Int64s:
-        """Returns the rows of all its tokens in layer 0, of the pool as rows of one token: (device_len,)."""
+    def slots(self, prompt: TokenSequence) -> Int64s:
+        """Returns page * page_size + offset in the page of all its tokens: (device_len,)."""
         layout = self._layout
         pages = np.asarray(prompt.page_ids[: layout.num_pages_for(prompt.device_len)], np.int64)
-        rows = pages[:, None] * self._rows_per_page + np.arange(layout.page_size)
-        return rows.reshape(-1)[: prompt.device_len]
+        slots = pages[:, None] * layout.page_size + np.arange(layout.page_size)
+        return slots.reshape(-1)[: prompt.device_len]
 
-    def attend(self, q: torch.Tensor, rows: torch.Tensor, heads: LatentHeads, layer: int, out: torch.Tensor) -> None:
+    def attend(self, q: torch.Tensor, slots: torch.Tensor, heads: LatentHeads, layer: int, out: torch.Tensor) -> None:
         """Causal attention of a prompt's last tokens, whose latents are in their pages.
 
         Args:
             q: (num_tokens, num_heads, nope_dim + rope_dim), rotated.
-            rows: as of `rows`, on the device.
+            slots: as of `slots`, on the device.
             out: (num_tokens, num_heads * value_dim), overwritten.
 
         Raises:
@@ -67,21 +68,21 @@ class LatentExpansion:
         nope_dim, value_dim = heads.keys.shape[1], heads.values.shape[1]
         if max(q_dim, value_dim) > MAX_HEAD_DIM:
             raise ValueError(f"kernels of latents compute heads of at most {MAX_HEAD_DIM}, not {max(q_dim, value_dim)}")
-        gathered = self._pool_rows.index_select(0, rows + layer * self._layout.page_size)
+        gathered = gather_latents(self._pages, layer, slots, self._scales[layer])
         latents, k_rope = gathered.split((self._layout.kv_rank, self._layout.rope_dim), dim=-1)
         by_head = latents.expand(num_heads, -1, -1)
-        keys = self._view(self._keys, len(rows), num_heads, q_dim)
+        keys = self._view(self._keys, len(slots), num_heads, q_dim)
         torch.bmm(by_head, heads.keys.transpose(1, 2), out=keys[..., :nope_dim])
         keys[..., nope_dim:] = k_rope
         # With other sizes than the keys', torch holds the scores of all pairs.
-        values = self._view(self._values, len(rows), num_heads, max(q_dim, value_dim))
+        values = self._view(self._values, len(slots), num_heads, max(q_dim, value_dim))
         torch.bmm(by_head, heads.values.transpose(1, 2), out=values[..., :value_dim])
-        is_whole = len(rows) == num_tokens
+        is_whole = len(slots) == num_tokens
         attended = F.scaled_dot_product_attention(
             q.transpose(0, 1).unsqueeze(0),  # (1, num_heads, num_tokens, nope_dim + rope_dim)
             keys.unsqueeze(0),
             values.unsqueeze(0),
-            attn_mask=None if is_whole else causal_lower_right(num_tokens, len(rows)),
+            attn_mask=None if is_whole else causal_lower_right(num_tokens, len(slots)),
             is_causal=is_whole,
             scale=heads.scale,
         )

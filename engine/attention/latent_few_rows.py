@@ -3,6 +3,7 @@ latent_outputs.cu). Needs CUDA."""
 
 import torch
 
+from tandem.engine.attention.latent_layout import LatentPages
 from tandem.engine.attention.latent_plan import MAX_PARTS, MERGE_SIZE
 from tandem.engine.layers.cuda_kernel import CudaKernel, has_dependent_launch
 from tandem.engine.layers.norm import Norm
@@ -42,15 +43,17 @@ class LatentFewRows:
         keys: torch.Tensor,
         norm: Norm,
         rotation: Rotation,
-        pool: torch.Tensor,
+        pages: LatentPages,
         layer: int,
         slots: torch.Tensor,
+        kv_scale: float,
     ) -> torch.Tensor:
         """As latent_write.rotate_write, and returns absorbed queries, (num_heads, num_tokens, kv_rank)."""
         num_tokens, num_heads, q_dim = q.shape
         _, nope_dim, kv_rank = keys.shape
-        page_size = pool.shape[2]
-        assert q.is_contiguous() and kv.is_contiguous() and pool.is_contiguous()
+        latents = pages.latents
+        is_quantized = latents.dtype is not torch.bfloat16
+        assert q.is_contiguous() and kv.is_contiguous() and pages.keys.dtype is torch.bfloat16
         assert keys.stride()[1:] == (kv_rank, 1) and rotation.positions.dtype is torch.int32
         absorbed = q.new_empty(num_heads, num_tokens, kv_rank)
         num_chunks = kv_rank // COLUMNS
@@ -60,7 +63,8 @@ class LatentFewRows:
             "NOPE": nope_dim,
             "ROPE": q_dim - nope_dim,
             "RANK": kv_rank,
-            "PAGE_SIZE": page_size,
+            "PAGE_SIZE": latents.shape[2],
+            "FP8": int(is_quantized),
         }
         self._kernel("latent_queries", macros).launch(
             (num_chunks, num_heads + -(-num_tokens // num_chunks)),
@@ -74,12 +78,13 @@ class LatentFewRows:
             rotation.positions,
             slots,
             absorbed,
-            pool,
+            latents,
             num_tokens,
             keys.stride(0),
-            pool.stride(0),
-            layer * pool.stride(1),
+            latents.stride(0) * latents.itemsize,
+            layer * latents.stride(1) * latents.itemsize,
             norm.eps,
+            1.0 / kv_scale,
         )
         return absorbed
 

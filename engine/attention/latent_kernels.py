@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
+from tandem.engine.attention.latent_layout import LatentPages
 from tandem.engine.attention.latent_plan import MERGE_SIZE
 from tandem.engine.attention.latent_tiles import DEPENDENT, attend_tiles
 
@@ -25,34 +26,36 @@ MERGED_PARTS, MERGED_NUMBERS = 32, 4096
 def attend(
     q: torch.Tensor,
     q_rope: torch.Tensor,
-    pool: torch.Tensor,
+    pages: LatentPages,
     layer: int,
     items: torch.Tensor,
     merges: torch.Tensor,
-    pages: torch.Tensor,
+    page_ids: torch.Tensor,
     parts: torch.Tensor,
     log_sums: torch.Tensor,
     most_parts: int,
     scale: float,
     num_programs: int,
     out: torch.Tensor,
+    kv_scale: float = 1.0,
 ) -> None:
     """Causal attention of the items' rows to the latents in pages.
 
     Args:
         q: (num_heads, num_tokens, kv_rank), contiguous: absorbed queries.
         q_rope: (num_tokens, num_heads, rope_dim), rotated; any strides but the last.
-        pool: as LatentLayout.view.
+        pages: of the pool; latents may be quantized.
         items: ((1 + max_items) * ITEM_SIZE,) int32, of LatentPlan.
         merges: (num_tiles * MERGE_SIZE,) int32, of LatentPlan; empty if no tile has several parts.
-        pages: int32 page ids of all sequences.
+        page_ids: int32, of all sequences.
         parts: (max_parts, tile_rows, kv_rank) float32, overwritten.
         log_sums: (max_parts, tile_rows) float32, overwritten.
         most_parts: of LatentPlans; gives the order of sums.
         scale: factor of the scores.
         out: as q, overwritten: weighted sums of latents.
+        kv_scale: of quantized latents.
     """
-    attend_parts(q, q_rope, pool, layer, items, pages, parts, log_sums, scale, num_programs, out)
+    attend_parts(q, q_rope, pages, layer, items, page_ids, parts, log_sums, scale, num_programs, out, kv_scale)
     if len(merges):
         num_heads, _, kv_rank = q.shape
         num_tiles, tile_rows = len(merges) // MERGE_SIZE, parts.shape[1]
@@ -78,18 +81,20 @@ def attend(
 def attend_parts(
     q: torch.Tensor,
     q_rope: torch.Tensor,
-    pool: torch.Tensor,
+    pages: LatentPages,
     layer: int,
     items: torch.Tensor,
-    pages: torch.Tensor,
+    page_ids: torch.Tensor,
     parts: torch.Tensor,
     log_sums: torch.Tensor,
     scale: float,
     num_programs: int,
     out: torch.Tensor,
+    kv_scale: float = 1.0,
 ) -> None:
     """As `attend`, without merging parts: `out` has the rows that have one part."""
-    attend_tiles(q, q_rope, pool, layer, items, pages, parts, log_sums, scale * math.log2(math.e), num_programs, out)
+    scale *= math.log2(math.e)
+    attend_tiles(q, q_rope, pages, layer, items, page_ids, parts, log_sums, scale, kv_scale, num_programs, out)
 
 
 @triton.jit

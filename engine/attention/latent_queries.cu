@@ -1,5 +1,5 @@
 // Few queries before attention over latents: multiplies each head's query by its keys' projection, rotates the rest of
-// the query, and writes normalized latents and rotated keys into pages.
+// the query, and writes normalized latents (quantized if pages are FP8) and rotated keys into pages.
 //
 // A block computes COLUMNS numbers of one head's absorbed queries, for all tokens. The blocks behind the last head write
 // pages. Weights do not depend on earlier kernels and are requested before the kernel waits for its inputs (programmatic
@@ -12,6 +12,7 @@
 //   ROPE       numbers that are rotated, in pairs of neighbors: at most 64
 //   RANK       numbers of a latent, a multiple of 64
 //   PAGE_SIZE  tokens per page
+//   FP8        1: pages have latents as e4m3; 0: as bfloat16
 
 #include "bfloat16.cuh"
 
@@ -20,6 +21,7 @@ constexpr int COLUMNS = 64, CHUNKS = COLUMNS / 8;
 // Rows of the projection that the threads read at a time.
 constexpr int AT_ONCE = THREADS / CHUNKS, TIMES = NOPE / AT_ONCE;
 constexpr int Q_SIZE = NOPE + ROPE, KV_SIZE = RANK + ROPE, PAIRS = ROPE / 2;
+constexpr int LATENT_BYTES = RANK * (FP8 ? 1 : 2), ROW_BYTES = LATENT_BYTES + ROPE * 2;
 
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high(unsigned int pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -37,6 +39,13 @@ __device__ __forceinline__ unsigned int turned(unsigned int pair, float cos, flo
     return pack(low(pair) * cos - high(pair) * sin, high(pair) * cos + low(pair) * sin);
 }
 
+// Saturates; NaN stays NaN.
+__device__ __forceinline__ unsigned short quantized(float first, float second) {
+    unsigned short pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+    return pair;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) latent_queries(
     unsigned short* q,                              // (num_tokens, NUM_HEADS, NOPE + ROPE); the rest is rotated in place
     const unsigned short* kv,                       // (num_tokens, RANK + ROPE)
@@ -47,8 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) latent_queries(
     const int* __restrict__ positions,              // (num_tokens,)
     const long long* __restrict__ slots,            // (num_tokens,), page * PAGE_SIZE + offset in the page
     unsigned short* absorbed,                       // (NUM_HEADS, num_tokens, RANK)
-    unsigned short* pool,                           // (num_pages, num_layers, PAGE_SIZE, RANK + ROPE)
-    int num_tokens, int head_stride, int page_stride, int layer_offset, float eps) {
+    unsigned char* pool,                            // (num_pages, num_layers, PAGE_SIZE, ROW_BYTES)
+    int num_tokens, int head_stride, int page_stride, int layer_offset, float eps, float inverse_scale) {
     asm volatile("griddepcontrol.launch_dependents;");
     __shared__ __align__(16) unsigned short queries[TOKENS][NOPE];
     __shared__ float parts[WARPS][TOKENS][COLUMNS];
@@ -59,8 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) latent_queries(
         const int token = (head - NUM_HEADS) * gridDim.x + blockIdx.x;
         if (token >= num_tokens) return;
         const long long slot = slots[token];
-        unsigned short* target =
-            pool + slot / PAGE_SIZE * page_stride + layer_offset + slot % PAGE_SIZE * (long long)KV_SIZE;
+        unsigned char* target = pool + slot / PAGE_SIZE * page_stride + layer_offset + slot % PAGE_SIZE * ROW_BYTES;
         const unsigned int* source = reinterpret_cast<const unsigned int*>(kv + (long long)token * KV_SIZE);
         asm volatile("griddepcontrol.wait;" ::: "memory");
         // A pair per thread, and a second one where latents are long.
@@ -87,14 +95,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) latent_queries(
         for (int i = 0; i < OWN; i++) {
             const int place = threadIdx.x + i * THREADS;
             if (place < RANK / 2) {
-                const unsigned int weight = weights[place];
-                reinterpret_cast<unsigned int*>(target)[place] =
-                    pack(low(pairs[i]) * scale * low(weight), high(pairs[i]) * scale * high(weight));
+                const float first = low(pairs[i]) * scale * low(weights[place]);
+                const float second = high(pairs[i]) * scale * high(weights[place]);
+                if (FP8)
+                    reinterpret_cast<unsigned short*>(target)[place] =
+                        quantized(first * inverse_scale, second * inverse_scale);
+                else
+                    reinterpret_cast<unsigned int*>(target)[place] = pack(first, second);
             }
         }
         if (threadIdx.x < PAIRS) {
             const long long angle = (long long)positions[token] * PAIRS + threadIdx.x;
-            reinterpret_cast<unsigned int*>(target + RANK)[threadIdx.x] =
+            reinterpret_cast<unsigned int*>(target + LATENT_BYTES)[threadIdx.x] =
                 turned(source[RANK / 2 + threadIdx.x], cos_table[angle], sin_table[angle]);
         }
         return;

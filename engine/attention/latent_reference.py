@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from tandem.engine.attention.base import LatentBackend, LatentHeads
 from tandem.engine.attention.latent_layout import LatentLayout
-from tandem.engine.attention.paged_rows import BatchRows, PagedRows, token_rows
+from tandem.engine.attention.latent_rows import LatentRows
+from tandem.engine.attention.paged_rows import BatchRows, PagedRows
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
@@ -32,10 +33,6 @@ class _Prefill(NamedTuple):
 class LatentReferenceAttention(LatentBackend):
     """Gathers latents from their pages, then calls torch's scaled_dot_product_attention.
 
-    The pool is viewed as rows of kv_rank + rope_dim numbers: one token in one layer, at::
-
-        page * rows_per_page + layer * page_size + offset in page
-
     Decode multiplies queries and outputs instead of every latent (the absorption of DeepSeek-V2,
     https://arxiv.org/abs/2405.04434, section 2.1.2). A prefill makes keys and values of the latents, which takes fewer
     operations for many queries.
@@ -43,6 +40,7 @@ class LatentReferenceAttention(LatentBackend):
     New latents are read from their pages too, so the cached prefix does not change the output.
     """
 
+    reads_quantized = True
     computes_mixed = True
     computes_drafts = True
 
@@ -51,8 +49,8 @@ class LatentReferenceAttention(LatentBackend):
         assert isinstance(layout, LatentLayout)
         self._layout = layout
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
-        self._pool_rows, rows_per_page = token_rows(layout.view(pool.memory), layout.token_dim)
-        self._rows = PagedRows(layout, rows_per_page, self._dtype, pool.device)
+        self._pool_rows = LatentRows(layout, pool.memory, kv_scales)
+        self._rows = PagedRows(layout, self._pool_rows.per_page, self._dtype, pool.device)
         # (num_tokens,) int64: layer 0's rows of new tokens.
         self._write_rows = torch.empty(0)
         self._decode: BatchRows | None = None
@@ -85,8 +83,10 @@ class LatentReferenceAttention(LatentBackend):
         q_nope, q_rope = q.split((q.shape[-1] - layout.rope_dim, layout.rope_dim), dim=-1)
         q_rope = rotate_pairs(q_rope, *rotation.cos_sin)
         k_rope = rotate_pairs(k_rope[:, None], *rotation.cos_sin)[:, 0]
-        written = torch.cat((rms_norm(latents, *norm), k_rope), dim=-1)
-        self._pool_rows.index_copy_(0, self._write_rows + layer * layout.page_size, written)
+        if layout.quantized_to:
+            # Rounded once, as by kernels.
+            latents, norm = latents.float(), Norm(norm.weight.float(), norm.eps)
+        self._pool_rows.write(self._write_rows, layer, rms_norm(latents, *norm), k_rope)
         parts = []
         if self._decode is not None:
             num_decoded = len(self._decode.written)
@@ -100,7 +100,7 @@ class LatentReferenceAttention(LatentBackend):
         self, plan: BatchRows, q_nope: torch.Tensor, q_rope: torch.Tensor, heads: LatentHeads, layer: int
     ) -> torch.Tensor:
         absorbed = torch.matmul(q_nope.transpose(0, 1), heads.keys).transpose(0, 1)  # (num_tokens, num_heads, kv_rank)
-        gathered = self._gathered(plan.rows.flatten(), layer).unflatten(0, plan.rows.shape)[:, None]
+        gathered = self._pool_rows.read(plan.rows.flatten(), layer).unflatten(0, plan.rows.shape)[:, None]
         # Heads take the place of queries: all read the same latents. Values are the latents, and the rotated part is
         # computed in vain, because torch wants keys and values of one size.
         queries = plan.pad(torch.cat((absorbed, q_rope), dim=-1))
@@ -117,7 +117,7 @@ class LatentReferenceAttention(LatentBackend):
         return torch.matmul(latents, heads.values.transpose(1, 2)).transpose(0, 1).flatten(1)
 
     def _run_prefill(self, plan: _Prefill, q: torch.Tensor, heads: LatentHeads, layer: int) -> torch.Tensor:
-        gathered = self._gathered(plan.rows, layer)
+        gathered = self._pool_rows.read(plan.rows, layer)
         latents, k_rope = gathered.split((self._layout.kv_rank, self._layout.rope_dim), dim=-1)
         num_heads, value_dim, _ = heads.values.shape
         k_nope = torch.matmul(latents, heads.keys.transpose(1, 2))  # (num_heads, device_len, nope_dim)
@@ -135,7 +135,3 @@ class LatentReferenceAttention(LatentBackend):
             scale=heads.scale,
         )
         return out.squeeze(0)[..., :value_dim].transpose(0, 1).flatten(1)
-
-    def _gathered(self, rows: torch.Tensor, layer: int) -> torch.Tensor:
-        """Returns (len(rows), kv_rank + rope_dim). Args: rows: layer 0's."""
-        return self._pool_rows.index_select(0, rows + layer * self._layout.page_size)

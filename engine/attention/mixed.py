@@ -1,6 +1,7 @@
 """Attention of mixed steps: decode and prefill kernels write into one output."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,15 +27,31 @@ class _Part(NamedTuple):
 
 
 class _MixedAttention(HeadAttention):
-    def __init__(self, parts: Sequence[_Part], num_columns: int) -> None:
+    def __init__(self, parts: Sequence[_Part], num_columns: int, beside: "torch.cuda.Stream | None" = None) -> None:
+        """Args: beside: stream on which all parts but the first run; None: the current one."""
         self._parts = parts
         self._num_columns = num_columns
+        self._beside = beside
 
     def attend(self, qkv: torch.Tensor, rotation: Rotation, qk_norm: QkNorm | None, layer: int) -> torch.Tensor:
         out = qkv.new_empty(len(qkv), self._num_columns)
         lengths = [len(part.positions) for part in self._parts]
-        for part, piece, into in zip(self._parts, qkv.split(lengths), out.split(lengths), strict=True):
-            part.attention.attend(piece, rotation.of(part.positions), qk_norm, layer, into)
+        works = [
+            partial(part.attention.attend, piece, rotation.of(part.positions), qk_norm, layer, into)
+            for part, piece, into in zip(self._parts, qkv.split(lengths), out.split(lengths), strict=True)
+        ]
+        if self._beside is None:
+            for work in works:
+                work()
+            return out
+        # Both kinds write and read pages of their own.
+        current = torch.cuda.current_stream(qkv.device)
+        self._beside.wait_stream(current)
+        with torch.cuda.stream(self._beside):
+            for work in works[1:]:
+                work()
+        works[0]()
+        current.wait_stream(self._beside)
         return out
 
 
@@ -60,7 +77,17 @@ def plan_by_kind(
     return _MixedAttention(parts, num_columns)
 
 
-def graphed_by_kind(decode: GraphedAttention, prefill: GraphedAttention, num_columns: int) -> HeadAttention:
-    """Combines attention of one GraphableHeadBackend with computes_mixed, decode rows first."""
+def graphed_by_kind(
+    decode: GraphedAttention,
+    prefill: GraphedAttention,
+    num_columns: int,
+    beside: "torch.cuda.Stream | None" = None,
+) -> HeadAttention:
+    """Combines attention of one GraphableHeadBackend with computes_mixed, decode rows first.
+
+    Args:
+        beside: stream for the prefill's kernels, captured in the same graph. Both kinds' kernels must share no memory.
+            None: one kind runs after the other.
+    """
     assert isinstance(decode, GraphedHeadAttention) and isinstance(prefill, GraphedHeadAttention)
-    return _MixedAttention([_Part(part, part.positions) for part in (decode, prefill)], num_columns)
+    return _MixedAttention([_Part(part, part.positions) for part in (decode, prefill)], num_columns, beside)

@@ -40,10 +40,8 @@ def decode_slots(
 
 def prefill_slots(layout: PageLayout, sequences: Sequence[TokenSequence]) -> Int64s:
     """(num_tokens,)."""
-    slots = []
-    for s in sequences:
-        new = np.arange(s.cached_len, s.device_len)
-        first = s.cached_len // layout.page_size
-        pages = np.asarray(s.page_ids[first : layout.num_pages_for(s.device_len)], np.int64)
-        slots.append(pages[new // layout.page_size - first] * layout.page_size + new % layout.page_size)
-    return np.concatenate(slots)
+    page_size = layout.page_size
+    pages, first_pages = page_tables(layout, sequences)
+    positions = new_positions(sequences)
+    index = np.repeat(np.array(first_pages, np.int64), [s.extend_len for s in sequences]) + positions // page_size
+    return np.frombuffer(pages, np.int32)[index] * np.int64(page_size) + positions % page_size

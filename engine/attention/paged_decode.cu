@@ -35,7 +35,8 @@
 #define TILE 16
 #define ITEM_SIZE 8
 #define NEGATIVE -1e30f
-#define AT_ONCE 8
+// Parts that a thread reads together, in the registers that the kernel has anyway.
+#define AT_ONCE (BLOCKS == 1 ? 10 : 8)
 
 #include "bfloat16.cuh"
 
@@ -542,11 +543,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) paged_decode(
             __syncthreads();
             if (threadIdx.x == 0) {
                 unsigned int* arrived = arrivals + done.row * NUM_KV + kv_head;
-                // With the barriers, one thread's fences order the accesses of its block.
-                __threadfence();
-                is_last = atomicAdd(arrived, 1) == done.parts - 1;
+                // With the barriers, one thread orders the accesses of its block. Nobody waits for the zero.
+                unsigned int before;
+                asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+                is_last = before == done.parts - 1;
                 if (is_last) *arrived = 0;
-                __threadfence();
             }
             __syncthreads();
             if (is_last) add_up(parts, part_scales, done_index - done.number, done.parts, kv_head, value_scale, target);

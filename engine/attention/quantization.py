@@ -1,15 +1,16 @@
 import torch
 
+from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.layout import KvHeadLayout
 
 
 class Quantizer:
-    """Converts one layer's keys (or values) to and from page bytes.
+    """Converts one layer's keys, values or latents to and from page bytes.
 
     Divides by the scale, rounds to the nearest, ties to even, and saturates; NaN stays NaN.
     """
 
-    def __init__(self, layout: KvHeadLayout, scale: float, device: torch.device) -> None:
+    def __init__(self, layout: KvHeadLayout | LatentLayout, scale: float, device: torch.device) -> None:
         self._dtype: torch.dtype = getattr(torch, layout.quantized_to)
         self._limit = torch.finfo(self._dtype).max
         self._inverse = 1.0 / scale

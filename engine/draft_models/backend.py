@@ -1,6 +1,7 @@
 """Attention of a target and its drafter over the same pages, and the states between them."""
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,8 +59,11 @@ class PageStates(States):
 
     def before(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
         """Returns the states before the next token of each sequence, (len(sequences), state_size)."""
-        [read] = Packed(np.array([self._place_before(s) for s in sequences])).to(self.device)
-        return self._at(read).masked_fill_((read == NO_STATE)[:, None], 0)
+        places = np.array([self._place_before(s) for s in sequences], np.int64)
+        numbers = np.divmod(places.clip(0), self.layout.num_states)
+        pages, in_page, absent = Packed(*numbers, np.flatnonzero(places == NO_STATE)).to(self.device)
+        states = self._pages[pages, in_page]
+        return states.index_fill_(0, absent, 0) if len(absent) else states
 
     def states_before(self, read: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Returns the states before a forward pass's tokens, (num_tokens, state_size).
@@ -82,19 +86,29 @@ class PageStates(States):
         A place is page * num_states + number in the page.
         """
         page_size, num_states = self.layout.page_size, self.layout.num_states
-        kept, written, read, num_before = [], [], [], 0
-        for s in sequences:
-            new = np.arange(s.cached_len, s.device_len)
-            # Later tokens of the page would overwrite those of others.
-            last = new[new + num_states >= np.minimum((new // page_size + 1) * page_size, s.device_len)]
-            kept.append(last - s.cached_len + num_before)
-            pages = np.asarray(s.page_ids[: self.layout.num_pages_for(s.device_len)], np.int64)
-            written.append(pages[last // page_size] * num_states + last % page_size % num_states)
-            of_sequence = np.full(len(new), ROW_BEFORE)
-            of_sequence[0] = self._place_before(s)
-            read.append(of_sequence)
-            num_before += len(new)
-        return np.concatenate(kept), np.concatenate(written), np.concatenate(read)
+        cached = np.array([s.cached_len for s in sequences], np.int64)
+        ends = np.array([s.device_len for s in sequences], np.int64)
+        # Pages of each sequence from the token before its new ones on.
+        first_pages = np.maximum(cached - 1, 0) // page_size
+        ids = array("i")
+        starts = []
+        for s, first_page in zip(sequences, first_pages.tolist(), strict=True):
+            starts.append(len(ids))
+            ids.extend(s.page_ids[first_page : self.layout.num_pages_for(s.device_len)])
+        pages, page_starts = np.array(ids, np.int64), np.array(starts, np.int64) - first_pages
+        num_new = ends - cached
+        first_rows = num_new.cumsum() - num_new
+        of_row = np.repeat(np.arange(len(sequences)), num_new)
+        tokens = np.arange(len(of_row)) + (cached - first_rows)[of_row]
+        # Later tokens of the page would overwrite those of others.
+        behind = np.minimum((tokens // page_size + 1) * page_size, ends[of_row])
+        kept = np.flatnonzero(tokens + num_states >= behind)
+        last, of_last = tokens[kept], page_starts[of_row[kept]]
+        written = pages[of_last + last // page_size] * num_states + last % page_size % num_states
+        before = pages[page_starts + first_pages] * num_states + (cached - 1) % page_size % num_states
+        read = np.full(len(tokens), ROW_BEFORE)
+        read[first_rows] = np.where(cached > 0, before, NO_STATE)
+        return kept, written, read
 
     def _at(self, places: torch.Tensor) -> torch.Tensor:
         places, num_states = places.clamp(min=0), self.layout.num_states

@@ -52,8 +52,8 @@ class DraftModel(Weights):
         """
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Computes the next token's logits, (num_rows, vocab_size of the target). Args: hidden: of `run`."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the next token's logits, (num_rows, vocab_size of the target). Args: hidden: of `run`; unchanged."""
 
     def states(self, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
         """Returns the states of all tokens of the target's forward pass, (num_tokens, state_size).

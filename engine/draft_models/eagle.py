@@ -120,10 +120,10 @@ class EagleModel(DraftModel):
         return self._mlp.forward(ops.linear_add(attended, self._o, x), self._mlp_norm, ops)
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         drafted = self._ops.norm_linear(hidden, self._output_norm, self._lm_head)
-        whole = drafted.new_full((len(hidden), self.config.vocab_size), float("-inf"))
-        return whole.index_copy_(1, self._target_ids, drafted)
+        whole = drafted.new_empty(len(hidden), self.config.vocab_size) if out is None else out
+        return whole.fill_(float("-inf")).index_copy_(1, self._target_ids, drafted)
 
     @torch.inference_mode()
     def states(self, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> torch.Tensor:

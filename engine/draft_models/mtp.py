@@ -99,8 +99,8 @@ class MtpModel(DraftModel):
             x, attended = x.index_select(0, rows), attended.index_select(0, rows)
         return self._layer.forward(x, attended, ops) if len(x) else x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._target.logits_behind(hidden, self._output_norm)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self._target.logits_behind(hidden, self._output_norm, out)
 
     def states(self, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
         return self._target.final_norm(output)

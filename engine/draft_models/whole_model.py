@@ -48,5 +48,5 @@ class WholeDraftModel(DraftModel):
     ) -> torch.Tensor:
         return self.model.hidden_states(input_ids, positions, attention, rows)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.model.logits(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.model.logits(hidden, out)

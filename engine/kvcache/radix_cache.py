@@ -7,7 +7,7 @@ namespace has its own tree, and never shares pages.
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tandem.engine.kvcache.eviction.base import EvictionPolicy
 from tandem.page_changes import PageChangeLog
@@ -106,6 +106,9 @@ class CachedPrefix(NamedTuple):
         return self.num_pages > 0 and self.node is not None and self.node.is_evicted
 
 
+_Entry: TypeAlias = tuple[tuple[float, ...], int, RadixNode]
+
+
 class RadixCache:
     """The trees, their reference-counted locks, and eviction from the leaves.
 
@@ -127,7 +130,7 @@ class RadixCache:
         self._clock = 0
         # Heap of (key when pushed, entry number, node), with the latest entry of every evictable leaf. Stale entries
         # are dropped when popped, which is cheaper than a search.
-        self._heap: list[tuple[tuple[float, ...], int, RadixNode]] = []
+        self._heap: list[_Entry] = []
         self._num_entries = 0
 
     def peek(self, namespace: str, token_ids: Sequence[int], max_pages: int) -> list[int]:
@@ -260,14 +263,17 @@ class RadixCache:
         """Removes up to `num_pages` unlocked pages, leaves first. Returns fewer only if fewer are unlocked."""
         evicted: list[int] = []
         last_entry_before = self._num_entries
-        while len(evicted) < num_pages and self._heap:
-            key, number, node = heapq.heappop(self._heap)
+        entry = self._pop_entry()
+        while entry is not None and len(evicted) < num_pages:
+            key, number, node = entry
             if not self._is_current(number, node):
+                entry = self._pop_entry()
                 continue
             # The key changed without an access: push again. Entries pushed during this eviction count, or an
             # ever-changing key would never be evicted.
             if number <= last_entry_before and self._eviction_key(node) != key:
                 self._push_if_evictable(node)
+                entry = self._pop_entry()
                 continue
             assert node.parent is not None
             parent = node.parent
@@ -276,8 +282,15 @@ class RadixCache:
             self.num_pages -= 1
             self.changes.remove(node.identity)
             evicted.append(node.page_id)
-            self._push_if_evictable(parent)
-            self._drop_if_empty(parent)
+            if self._is_evictable(parent):
+                # Mostly the next one.
+                entry = heapq.heappushpop(self._heap, self._new_entry(parent))
+            else:
+                entry = self._pop_entry()
+                if parent.parent is None:
+                    self._drop_if_empty(parent)
+        if entry is not None:
+            heapq.heappush(self._heap, entry)
         return evicted
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -312,11 +325,17 @@ class RadixCache:
 
     def _push_if_evictable(self, node: RadixNode) -> None:
         if self._is_evictable(node):
-            self._num_entries += 1
-            node.heap_entry = self._num_entries
-            heapq.heappush(self._heap, (self._eviction_key(node), self._num_entries, node))
+            heapq.heappush(self._heap, self._new_entry(node))
             if len(self._heap) > 64 + 4 * self.num_pages:
                 self._renew_heap()
+
+    def _new_entry(self, node: RadixNode) -> _Entry:
+        self._num_entries += 1
+        node.heap_entry = self._num_entries
+        return self._eviction_key(node), self._num_entries, node
+
+    def _pop_entry(self) -> _Entry | None:
+        return heapq.heappop(self._heap) if self._heap else None
 
     def _renew_heap(self) -> None:
         """Keeps the heap proportional to the trees, and recomputes keys, so that decreased ones move forward."""

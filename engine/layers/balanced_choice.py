@@ -23,6 +23,7 @@ class Choice(NamedTuple):
     outputs: int = 0
     cluster: int = 0
     unit: int = 0
+    parts: int = 1
 
 
 class Matrix(NamedTuple):
@@ -61,5 +62,5 @@ def balanced_tile_for(product: Product) -> BalancedTile | None:
     index = bisect_left(of_matrix, product.num_tokens, key=lambda choice: choice.max_tokens)
     if index == len(of_matrix) or not of_matrix[index].num_token_tiles:
         return None
-    _, number, outputs, cluster, unit = of_matrix[index]
-    return tile_of(product.num_tokens, outputs, cluster, number, unit)
+    _, number, outputs, cluster, unit, parts = of_matrix[index]
+    return tile_of(product.num_tokens, outputs, cluster, number, unit, parts)

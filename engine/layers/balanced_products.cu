@@ -8,11 +8,15 @@
 // the rest are whole waves. A cluster that begins within a tile leaves its sums in `partials`. The cluster that began
 // the tile adds them in the order of the steps, so the same inputs give the same bits.
 //
+// With PARTS, a cluster has one tile and each block an equal part of its steps. Blocks read each other's sums from shared
+// memory, in the same order, and each finishes every PARTS-th 16 tokens.
+//
 // Macros for NVRTC:
 //   FP8          0: bfloat16; 1: FP8 with scales per token and per weight row
 //   GATED        1: outputs are silu(gate) * up; in a tile, 8 rows of gate and 8 of up take turns
-//   OUTPUTS      weight rows of a tile: 128 (a group has 64 of them) or 64 (a group has half of the tokens)
+//   OUTPUTS      weight rows of a tile: 128 or 192 (a group has 64 of them) or 64 (a group has half of the tokens)
 //   TOKENS, CLUSTER, STAGES
+//   PARTS        1, or blocks of a cluster that share a tile's steps, instead of clusters that share its tokens
 //   COLUMNS      tokens of a group, 16 * BLOCKS
 //   OPERAND_A, OPERAND_B, OPERAND_ADDS    COLUMNS / 2 and the next two numbers
 
@@ -22,14 +26,22 @@ typedef unsigned char u8;
 
 // Bytes of a row per step: one swizzle pattern is 8 rows.
 constexpr int STEP = 128, DEPTH = STEP / (FP8 ? 1 : 2);
-static_assert(COLUMNS == (OUTPUTS == 128 ? TOKENS : TOKENS / 2) && COLUMNS == 16 * BLOCKS, "tokens of a group");
+static_assert(COLUMNS == (OUTPUTS == 64 ? TOKENS / 2 : TOKENS) && COLUMNS == 16 * BLOCKS, "tokens of a group");
+static_assert(PARTS == 1 || (CLUSTER == 1 && OUTPUTS > 64), "a cluster shares tokens or steps");
+static_assert(PARTS > 1 || OUTPUTS < 192, "room for partial sums");
 static_assert(TOKENS % (8 * CLUSTER) == 0, "a block's share of the tokens has whole swizzle patterns");
 constexpr int A_BYTES = OUTPUTS * STEP, B_BYTES = TOKENS * STEP, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int NUM_SUMS = COLUMNS / 2;
+// Blocks of a cluster, and groups of 16 tokens that each finishes.
+constexpr int NUM_BLOCKS = CLUSTER * PARTS, NUM_FINISHED = (BLOCKS + PARTS - 1) / PARTS;
+// Rows of a block's results in shared memory.
+constexpr int NUM_RESULTS = PARTS > 1 ? 16 * NUM_FINISHED : TOKENS;
 // Results of a tile in shared memory: rows of tokens, with a gap against bank conflicts.
 constexpr int WIDTH = GATED ? OUTPUTS / 2 : OUTPUTS, ROW_BYTES = WIDTH * 2 + 16, CHUNKS = WIDTH / 8;
 // The last warp group fetches.
-constexpr int NUM_WORKERS = 256, NUM_THREADS = NUM_WORKERS + 128;
+constexpr int NUM_WORKERS = OUTPUTS == 192 ? 384 : 256, NUM_THREADS = NUM_WORKERS + 128;
+// All sums of a block take the place of its stages.
+static_assert(PARTS == 1 || NUM_SUMS * 4 * NUM_WORKERS <= STAGES * STAGE_BYTES, "room for sums");
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
 
@@ -55,7 +67,22 @@ __device__ void wait(u32 barrier, u32 parity) {
 __device__ void synchronize_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
 }
-__device__ void synchronize_workers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+__device__ void synchronize_workers() { asm volatile("bar.sync 1, %0;" :: "n"(NUM_WORKERS) : "memory"); }
+// Other blocks of the cluster see what this one wrote to shared memory.
+__device__ void exchange() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ u32 address_in(u32 address, int rank) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+__device__ float4 load_remote(u32 address) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+    return v;
+}
 
 __device__ void fetch_weights(u32 target, const TensorMap* map, u32 barrier, int x, int row) {
 #if GATED
@@ -190,9 +217,18 @@ struct Walk {
         first_unit = 0, end_unit = sizes.num_units;
         return tile < sizes.num_tiles;
     }
-    __device__ int first_step(const Sizes& sizes) const { return first_unit * sizes.unit; }
-    __device__ int end_step(const Sizes& sizes) const { return min(end_unit * sizes.unit, sizes.num_steps); }
+    __device__ int first_step(const Sizes& sizes, int part) const {
+        return PARTS > 1 ? sizes.num_steps * part / PARTS : first_unit * sizes.unit;
+    }
+    __device__ int end_step(const Sizes& sizes, int part) const {
+        return PARTS > 1 ? sizes.num_steps * (part + 1) / PARTS : min(end_unit * sizes.unit, sizes.num_steps);
+    }
 };
+
+// Token in a tile of row `r` of the results.
+__device__ __forceinline__ int token_of(int r, int part) {
+    return PARTS > 1 ? (r / 16 * PARTS + part) * 16 + r % 16 : r;
+}
 
 // Clusters behind that take the rest of the tile.
 __device__ __forceinline__ int num_behind(const Sizes& sizes, const Walk& walk) {
@@ -229,9 +265,10 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
     if (CLUSTER > 1) synchronize_cluster();
     else __syncthreads();
     asm volatile("griddepcontrol.launch_dependents;");
-    const int num_clusters = gridDim.x / CLUSTER, rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;
+    const int num_clusters = gridDim.x / NUM_BLOCKS;
+    const int rank = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0, part = PARTS > 1 ? blockIdx.x % PARTS : 0;
     // The cluster that adds partial sums waits for blocks launched before it.
-    const int cluster = num_clusters - 1 - blockIdx.x / CLUSTER;
+    const int cluster = num_clusters - 1 - blockIdx.x / NUM_BLOCKS;
     const Sizes sizes = {
         num_token_tiles, num_tiles, num_cut, unit, (num_steps + unit - 1) / unit, num_steps, num_clusters};
     Walk walk(sizes, cluster);
@@ -239,14 +276,18 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
     u32 parity = 0;
 
     if (threadIdx.x >= NUM_WORKERS) {
+#if OUTPUTS == 192
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+#else
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#endif
         if (threadIdx.x == NUM_WORKERS) {
             // Weights do not depend on earlier kernels.
             Walk ahead = walk;
             int num_ahead = 0;
             while (num_ahead < STAGES && ahead.next(sizes)) {
                 const int row = (ahead.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS;
-                for (int step = ahead.first_step(sizes); step < ahead.end_step(sizes) && num_ahead < STAGES; step++) {
+                for (int step = ahead.first_step(sizes, part); step < ahead.end_step(sizes, part) && num_ahead < STAGES; step++) {
                     expect_bytes(full + 8 * num_ahead, STAGE_BYTES);
                     fetch_weights(stages + num_ahead * STAGE_BYTES, &weight_map, full + 8 * num_ahead, step * DEPTH, row);
                     num_ahead++;
@@ -257,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
             while (walk.next(sizes)) {
                 const int row = (walk.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS;
                 const int token = walk.tile % num_token_tiles * TOKENS + rank * (TOKENS / CLUSTER);
-                for (int step = walk.first_step(sizes); step < walk.end_step(sizes); step++, number++) {
+                for (int step = walk.first_step(sizes, part); step < walk.end_step(sizes, part); step++, number++) {
                     const u32 target = stages + stage * STAGE_BYTES, barrier = full + 8 * stage;
                     if (number >= num_ahead) {
                         wait(empty + 8 * stage, parity ^ 1);
@@ -270,32 +311,37 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                 }
             }
         }
+        if (PARTS > 1) exchange();
     } else {
+#if OUTPUTS == 192
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+#else
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+#endif
         const int worker = threadIdx.x, group = worker / 128, lane = threadIdx.x % 32;
         const int warp = worker / 32 % 4;
-        const u32 a_offset = OUTPUTS == 128 ? group * 64 * STEP : 0;
-        const u32 b_offset = A_BYTES + (OUTPUTS == 128 ? 0 : group * COLUMNS * STEP);
+        const u32 a_offset = OUTPUTS == 64 ? 0 : group * 64 * STEP;
+        const u32 b_offset = A_BYTES + (OUTPUTS == 64 ? group * COLUMNS * STEP : 0);
         // First weight row of this lane in a tile, the other is 8 behind; first token of the group in a tile.
-        const int row = (OUTPUTS == 128 ? group * 64 : 0) + warp * 16 + lane / 4;
-        const int column = OUTPUTS == 128 ? 0 : group * COLUMNS;
+        const int row = (OUTPUTS == 64 ? 0 : group * 64) + warp * 16 + lane / 4;
+        const int column = OUTPUTS == 64 ? group * COLUMNS : 0;
         // Address of this lane's rows for transposed stores and loads.
-        const int first = (OUTPUTS == 128 ? group * 64 : 0) + warp * 16;
+        const int first = (OUTPUTS == 64 ? 0 : group * 64) + warp * 16;
         const u32 place = GATED ? results + (column + lane) * ROW_BYTES + first
                                 : results + (column + lane / 16 * 8 + lane % 8) * ROW_BYTES + (first + lane / 8 % 2 * 8) * 2;
         asm volatile("griddepcontrol.wait;" ::: "memory");
         while (walk.next(sizes)) {
             const int output = (walk.tile / num_token_tiles * CLUSTER + rank) * OUTPUTS / (GATED ? 2 : 1);
             const int token = walk.tile % num_token_tiles * TOKENS;
-            const int first_step = walk.first_step(sizes), end_step = walk.end_step(sizes);
+            const int first_step = walk.first_step(sizes, part), end_step = walk.end_step(sizes, part);
             // The results of the tile before have left.
             synchronize_workers();
             if (residual && walk.first_unit == 0) {
-                for (int i = worker; i < TOKENS * CHUNKS; i += NUM_WORKERS) {
-                    const int t = i / CHUNKS, o = i % CHUNKS * 8;
-                    if (token + t < num_tokens && output + o < out_size) {
+                for (int i = worker; i < NUM_RESULTS * CHUNKS; i += NUM_WORKERS) {
+                    const int r = i / CHUNKS, o = i % CHUNKS * 8, t = token_of(r, part);
+                    if (t < TOKENS && token + t < num_tokens && output + o < out_size) {
                         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                                     :: "r"(results + t * ROW_BYTES + o * 2),
+                                     :: "r"(results + r * ROW_BYTES + o * 2),
                                         "l"(residual + ((u64)(token + t) * out_size + output + o) * 2) : "memory");
                     }
                 }
@@ -311,13 +357,38 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                 for (int i = 0; i < 4; i++) multiply(sums, a + 2 * i, b + 2 * i, step > first_step || i > 0);
                 commit();
                 await_products<1>();
-                if (last >= 0 && lane < CLUSTER) arrive_at(empty + 8 * last, lane);
+                if (last >= 0 && lane < CLUSTER) arrive_at(empty + 8 * last, PARTS > 1 ? part : lane);
                 last = stage;
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
             await_products<0>();
-            if (lane < CLUSTER) arrive_at(empty + 8 * last, lane);
+            if (lane < CLUSTER) arrive_at(empty + 8 * last, PARTS > 1 ? part : lane);
 
+#if PARTS > 1
+            // Both this block's copies and its products are done.
+            synchronize_workers();
+#pragma unroll
+            for (int i = 0; i < NUM_SUMS / 4; i++) {
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                             :: "r"(stages + (i * NUM_WORKERS + worker) * 16), "f"(sums[4 * i]), "f"(sums[4 * i + 1]),
+                                "f"(sums[4 * i + 2]), "f"(sums[4 * i + 3]) : "memory");
+            }
+            exchange();
+#pragma unroll
+            for (int i = 0; i < 2 * NUM_FINISHED; i++) {
+                const int block = i / 2 * PARTS + part;
+                if (block >= BLOCKS) break;
+                const u32 place = stages + ((2 * block + i % 2) * NUM_WORKERS + worker) * 16;
+                float4 v[PARTS];
+#pragma unroll
+                for (int other = 0; other < PARTS; other++) v[other] = load_remote(address_in(place, other));
+#pragma unroll
+                for (int other = 1; other < PARTS; other++) {
+                    v[0].x += v[other].x, v[0].y += v[other].y, v[0].z += v[other].z, v[0].w += v[other].w;
+                }
+                sums[4 * i] = v[0].x, sums[4 * i + 1] = v[0].y, sums[4 * i + 2] = v[0].z, sums[4 * i + 3] = v[0].w;
+            }
+#else
             if (walk.first_unit > 0) {
                 const int block = cluster * CLUSTER + rank;
                 float4* part = partials + (u64)block * (NUM_SUMS / 4) * NUM_WORKERS + worker;
@@ -349,8 +420,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
                     sums[4 * i] += v.x, sums[4 * i + 1] += v.y, sums[4 * i + 2] += v.z, sums[4 * i + 3] += v.w;
                 }
             }
+#endif
 
-            // Sum 4 * j + i of a lane is of token 8 * j + 2 * (lane % 4) + i % 2 and of row (i / 2) * 8.
+            // Sum 4 * j + i of a lane is of results' row 8 * j + 2 * (lane % 4) + i % 2 and of weights' row (i / 2) * 8.
             const int num_halves = 2, apart = GATED ? out_size : 8;
             const int weight_row = GATED ? output + row / 16 * 8 + row % 8 : output + row;
             float biases[num_halves] = {};
@@ -368,9 +440,9 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
             }
 #endif
 #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; j++) {
+            for (int j = 0; j < 2 * NUM_FINISHED; j++) {
 #if FP8
-                const int t = token + column + 8 * j + lane % 4 * 2;
+                const int t = token + column + token_of(8 * j, part) + lane % 4 * 2;
                 const float of_tokens[2] = {t < num_tokens ? token_scales[t] : 0, t + 1 < num_tokens ? token_scales[t + 1] : 0};
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[4 * j + i] *= of_tokens[i % 2] * of_rows[i / 2];
@@ -385,15 +457,15 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
 #if GATED
             // Four matrices of 8 tokens.
 #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; j += 4) {
+            for (int j = 0; j < 2 * NUM_FINISHED; j += 4) {
                 u32 v[4] = {};
 #pragma unroll
                 for (int m = 0; m < 4; m++) {
-                    if (j + m >= COLUMNS / 8) break;
+                    if (j + m >= 2 * NUM_FINISHED) break;
                     float* s = sums + 4 * (j + m);
                     v[m] = pack(__fdividef(s[0], 1 + __expf(-s[0])) * s[2], __fdividef(s[1], 1 + __expf(-s[1])) * s[3]);
                 }
-                if (COLUMNS / 8 - j >= 4) {
+                if (2 * NUM_FINISHED - j >= 4) {
                     store_transposed(place + 8 * j * ROW_BYTES, v);
                 } else {
                     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
@@ -403,7 +475,7 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
 #else
             // Two matrices of 8 outputs of each of two times 8 tokens.
 #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; j += 2) {
+            for (int j = 0; j < 2 * NUM_FINISHED; j += 2) {
                 const u32 at = place + 8 * j * ROW_BYTES;
                 float* s = sums + 4 * j;
                 if (residual) {
@@ -417,17 +489,17 @@ extern "C" __global__ void __launch_bounds__(NUM_THREADS, 1) balanced_products(
             }
 #endif
             synchronize_workers();
-            for (int i = worker; i < TOKENS * CHUNKS; i += NUM_WORKERS) {
-                const int t = i / CHUNKS, o = i % CHUNKS * 8;
-                if (token + t < num_tokens && output + o < out_size) {
+            for (int i = worker; i < NUM_RESULTS * CHUNKS; i += NUM_WORKERS) {
+                const int r = i / CHUNKS, o = i % CHUNKS * 8, t = token_of(r, part);
+                if (t < TOKENS && token + t < num_tokens && output + o < out_size) {
                     u32 v[4];
                     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(results + t * ROW_BYTES + o * 2));
+                                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(results + r * ROW_BYTES + o * 2));
                     *(uint4*)(out + ((u64)(token + t) * out_size + output + o) * 2) = make_uint4(v[0], v[1], v[2], v[3]);
                 }
             }
         }
     }
-    // Blocks of the cluster still copy and arrive here.
-    if (CLUSTER > 1) synchronize_cluster();
+    // Blocks of the cluster still copy and arrive here, or read sums.
+    if (NUM_BLOCKS > 1) synchronize_cluster();
 }

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tandem.engine.layers.balanced_choice import Matrix, balanced_tile_for, matrix_of, tiles_of
-from tandem.engine.layers.balanced_tiles import BalancedTile, deal, num_stages, result_bytes
+from tandem.engine.layers.balanced_tiles import GROUP_OUTPUTS, BalancedTile, deal, num_stages, result_bytes
 from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, compile_kernel, compile_options, tensor_map
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
@@ -18,7 +18,6 @@ from tandem.engine.layers.products import product_of
 PACKAGE, SOURCE = "tandem.engine.layers", "balanced_products"
 # Instructions of this architecture alone.
 CAPABILITY = (9, 0)
-NUM_THREADS = 384
 # Stages are aligned to swizzle patterns.
 ALIGNMENT = 1024
 # Rows of gate and of up that take turns in a tile.
@@ -58,7 +57,13 @@ class BalancedProducts:
             self._matrices.add(matrix)
             is_fp8 = product.kind != "plain"
             self._compilers.begin(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
-        return balanced_tile_for(product)
+        tile = balanced_tile_for(product)
+        if tile is None or tile.parts == 1:
+            return tile
+        # On some GPUs fewer clusters fit beside each other, and tiles would take turns.
+        _, max_clusters = self.kernel(tile, is_gated=is_gated, is_fp8=product.kind != "plain")
+        num_clusters = deal(tile, num_tokens, len(linear.weight), SWIZZLE, max_clusters).num_clusters
+        return tile if num_clusters <= max_clusters else None
 
     def leaving(self, num_sms: int) -> "BalancedProducts":
         """Returns products that leave multiprocessors to other kernels, with the same kernels and memory."""
@@ -108,8 +113,8 @@ class BalancedProducts:
             weights = weight.view(2, out_size // GATED_ROWS, GATED_ROWS, in_size).transpose(0, 1)
             box = (tile.outputs // (2 * GATED_ROWS), 2, GATED_ROWS, depth)
         kernel.launch(
-            (dealt.num_clusters * tile.cluster, 1),
-            NUM_THREADS,
+            (dealt.num_clusters * tile.num_blocks, 1),
+            tile.num_threads,
             tensor_map(numbers, (tile.tokens // tile.cluster, depth)),
             tensor_map(weights, box),
             linear.bias,
@@ -143,12 +148,12 @@ class BalancedProducts:
                 self._device,
                 shared_bytes=stages * (tile.outputs + tile.tokens) * SWIZZLE + results + ALIGNMENT,
                 is_specific=True,
-                cluster=tile.cluster,
+                cluster=tile.num_blocks,
             )
             # Some clusters' blocks do not fit beside each other.
             max_clusters = self._num_sms
-            if tile.cluster > 1:
-                max_clusters = kernel.max_clusters(NUM_THREADS)
+            if tile.num_blocks > 1:
+                max_clusters = kernel.max_clusters(tile.num_threads)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
 
@@ -165,7 +170,7 @@ def compile_options_of(tile: BalancedTile, shared_memory: int, *, is_gated: bool
 
 def _macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) -> dict[str, int]:
     """Returns the macros of balanced_products.cu."""
-    columns = tile.tokens if tile.outputs == 128 else tile.tokens // 2
+    columns = tile.tokens // 2 if tile.outputs == GROUP_OUTPUTS else tile.tokens
     return {
         "FP8": int(is_fp8),
         "GATED": int(is_gated),
@@ -173,6 +178,7 @@ def _macros(tile: BalancedTile, stages: int, *, is_gated: bool, is_fp8: bool) ->
         "TOKENS": tile.tokens,
         "CLUSTER": tile.cluster,
         "STAGES": stages,
+        "PARTS": tile.parts,
         "BLOCKS": columns // 16,
         "COLUMNS": columns,
         "OPERAND_A": columns // 2,

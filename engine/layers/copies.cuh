@@ -36,3 +36,18 @@ __device__ __forceinline__ void copy(void* to, const void* from, int num_bytes, 
                  "l"(from), "r"(num_bytes), "r"(shared_address(barrier))
                  : "memory");
 }
+
+// As copy(). With ONCE the L2 cache evicts the numbers before others.
+template <bool ONCE>
+__device__ __forceinline__ void copy_weights(void* to, const void* from, int num_bytes, unsigned long long* barrier) {
+    if (!ONCE) {
+        copy(to, from, num_bytes, barrier);
+        return;
+    }
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(num_bytes), "r"(shared_address(barrier)), "l"(policy)
+                 : "memory");
+}

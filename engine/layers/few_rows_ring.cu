@@ -5,7 +5,10 @@
 // dependent launch). Few registers let blocks run beside those of earlier kernels. The other warps share each stage's
 // inputs: a product is one mma.m16n8k16 of 8 tokens by 8 rows of W. Sums of the warps are added up behind every UNITS
 // units. Inputs may map to mma indices in any order as long as both operands agree, so a thread reads 16 contiguous bytes
-// of a row of W for two mma.
+// of a row of W for two mma, or for four with FP8.
+//
+// FP8 weights (float8_e4m3fn) become bfloat16 in registers, exactly, as in few_rows.cu: 2^-120 times as large. Tokens are
+// held 2^60 times as large and in the order of `unpack`, and sums are corrected at the end.
 //
 // Buffers of earlier kernels are not __restrict__: the compiler could read them too early.
 //
@@ -19,17 +22,24 @@
 //   NORM     1: RMS-normalize x first
 //   ADD      1: y += x W^T
 //   PAIR     1: two matrices multiply the same tokens, without ADD and biases
+//   FP8      0: W is bfloat16; without PAIR 1: FP8 with a scale per row; 2: FP8 with a scale per 128 x 128
 
 #include "bfloat16.cuh"
 #include "copies.cuh"
 
+#if FP8
+typedef unsigned char Weight;
+#else
+typedef unsigned short Weight;
+#endif
 // A stretch is 128 bytes of a row: two chunks of a thread.
-constexpr int STRETCH = 64, STRETCHES = IN_SIZE / STRETCH / SPLIT;
+constexpr int STRETCH = 128 / sizeof(Weight), STRETCHES = IN_SIZE / STRETCH / SPLIT;
+constexpr int INPUT_CHUNKS = 2 / sizeof(Weight);
 constexpr int OF_WARP = (STRETCHES + WARPS - 1) / WARPS;
 constexpr int ROWS = 8, ROW_BYTES = STRETCHES * 128, STAGE_BYTES = ROWS * ROW_BYTES;
 constexpr int THREADS = WARPS * 32;
 // Chunks of a token per thread. Tokens are padded so that eight threads read different banks.
-constexpr int OWN = (IN_SIZE / 8 + THREADS - 1) / THREADS, TOKEN_BYTES = IN_SIZE * 2 + 64;
+constexpr int OWN = (IN_SIZE / 8 + THREADS - 1) / THREADS, TOKEN_BYTES = IN_SIZE * 2 + (FP8 ? 16 : 64);
 constexpr int OUTPUTS = UNITS * ROWS * TOKENS, OF_THREAD = (OUTPUTS + THREADS - 1) / THREADS;
 
 __device__ __forceinline__ float low(unsigned int pair) { return __uint_as_float(pair << 16); }
@@ -44,13 +54,41 @@ __device__ __forceinline__ void multiply(float* sum, unsigned int a0, unsigned i
                  : "r"(a0), "r"(0u), "r"(a2), "r"(0u), "r"(b0), "r"(b1));
 }
 
+#if FP8
+constexpr float DOWN = 1152921504606846976.0f;  // 2^(120 - 60)
+
+// Unpacks four FP8 numbers as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
+__device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {
+    even = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
+    odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
+}
+
+// Multiplies two bfloat16 by 2^60.
+__device__ __forceinline__ unsigned int enlarge(unsigned int pair) {
+    unsigned int larger;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
+    return larger;
+}
+#endif
+
+// Eight inputs as operands.
+__device__ __forceinline__ Chunk operands(const Chunk& c) {
+#if FP8
+    return Chunk{enlarge(__byte_perm(c.v[0], c.v[1], 0x5410)), enlarge(__byte_perm(c.v[0], c.v[1], 0x7632)),
+                 enlarge(__byte_perm(c.v[2], c.v[3], 0x5410)), enlarge(__byte_perm(c.v[2], c.v[3], 0x7632))};
+#else
+    return c;
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
-    const unsigned short* __restrict__ weight,         // (num_out, IN_SIZE), num_out a multiple of 8
+    const Weight* __restrict__ weight,                 // (num_out, IN_SIZE), num_out a multiple of 8
+    const float* __restrict__ weight_scale,            // null, (num_out,), or (num_out / 128, IN_SIZE / 128)
     const unsigned short* x,                           // (num_tokens, IN_SIZE)
     const unsigned short* __restrict__ norm_weight,    // (IN_SIZE,) if NORM
     const unsigned short* __restrict__ bias,           // (num_out,) or null
     unsigned short* y,                                 // (num_tokens, num_out)
-    const unsigned short* __restrict__ second_weight,  // (second_out, IN_SIZE) if PAIR
+    const Weight* __restrict__ second_weight,          // (second_out, IN_SIZE) if PAIR
     unsigned short* second_y,                          // (num_tokens, second_out) if PAIR
     int num_tokens, int num_out, int second_out, float eps) {
     asm volatile("griddepcontrol.launch_dependents;");
@@ -88,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
             if (lane == 0) expect(full + stage, ROWS * ROW_BYTES);
             __syncwarp();
             if (lane < ROWS && lane % TOGETHER == 0)
-                copy(to + lane * ROW_BYTES, weights_at(step), TOGETHER * ROW_BYTES, full + stage);
+                copy_weights<FP8 != 0>(to + lane * ROW_BYTES, weights_at(step), TOGETHER * ROW_BYTES, full + stage);
         };
         const int num_first = min(STAGES, num_steps);
         for (int step = 0; step < num_first; step++) ask(step);
@@ -120,6 +158,36 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
         out = (is_second ? unit - first_units : unit) * ROWS + row;
         return is_second ? second_y + (long long)token * second_out + out : y + (long long)token * num_out + out;
     };
+#if FP8 == 1
+    float row_scales[OF_THREAD];
+#elif FP8 == 2
+    float block_scales[UNITS][SPLIT][OF_WARP];
+#endif
+    // Early, because they come from memory.
+    auto ask_scales = [&](int first) {
+#if FP8 == 1
+#pragma unroll
+        for (int n = 0; n < OF_THREAD; n++) {
+            int out;
+            bool exists;
+            target_of(first, threadIdx.x + n * THREADS, out, exists);
+            row_scales[n] = exists ? weight_scale[out] : 0;
+        }
+#elif FP8 == 2
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+            for (int s = 0; s < SPLIT; s++)
+#pragma unroll
+                for (int j = 0; j < OF_WARP; j++) {
+                    const int stretch = warp + j * WARPS, row = unit_at(first + u) * ROWS;
+                    const bool exists = first + u < num_units && stretch < STRETCHES;
+                    const float* scale = weight_scale + row / 128 * (IN_SIZE / 128) + s * STRETCHES + stretch;
+                    block_scales[u][s][j] = exists ? *scale : 0;
+                }
+#endif
+    };
+    ask_scales(0);
     asm volatile("griddepcontrol.wait;" ::: "memory");
     Chunk own[TOKENS][OWN];
 #pragma unroll
@@ -147,7 +215,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
                 own[t][i].v[v] = pack(a * low(scales[i].v[v]), b * high(scales[i].v[v]));
             }
 #endif
-            if (chunk < IN_SIZE / 8) *reinterpret_cast<Chunk*>(tokens + t * TOKEN_BYTES + chunk * 16) = own[t][i];
+            if (chunk < IN_SIZE / 8)
+                *reinterpret_cast<Chunk*>(tokens + t * TOKEN_BYTES + chunk * 16) = operands(own[t][i]);
         }
 #if NORM
 #pragma unroll
@@ -159,6 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
 
     int stage = 0, phase = 0, buffer = 0;
     for (int first = 0; first < num_units; first += UNITS, buffer ^= 1) {
+        if (first) ask_scales(first);
 #if ADD
         unsigned short residual[OF_THREAD];
 #pragma unroll
@@ -186,22 +256,43 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
                     const unsigned char* row = from + group * ROW_BYTES + stretch * 128 + part * 16;
                     const Chunk one = *reinterpret_cast<const Chunk*>(row + group % 2 * 64);
                     const Chunk other = *reinterpret_cast<const Chunk*>(row + (1 - group % 2) * 64);
-                    Chunk inputs[2];
+                    Chunk inputs[2][INPUT_CHUNKS];
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const int place = (s * STRETCHES + stretch) * 128 + half * 64 + part * 16;
-                        inputs[half] = Chunk{};
-                        if (group < num_tokens)
-                            inputs[half] = *reinterpret_cast<const Chunk*>(tokens + group * TOKEN_BYTES + place);
-                    }
+                    for (int half = 0; half < 2; half++)
 #pragma unroll
-                    for (int v = 0; v < 4; v += 2)
+                        for (int c = 0; c < INPUT_CHUNKS; c++) {
+                            const int place = ((s * STRETCHES + stretch) * 128 + half * 64 + part * 16) * INPUT_CHUNKS;
+                            inputs[half][c] = Chunk{};
+                            if (group < num_tokens)
+                                inputs[half][c] = *reinterpret_cast<const Chunk*>(tokens + group * TOKEN_BYTES + place + c * 16);
+                        }
+#if FP8 == 2
+                    float products[2][2] = {};
+#else
+                    float(&products)[2][2] = sums;
+#endif
+#pragma unroll
+                    for (int v = 0; v < 4; v += 2 / INPUT_CHUNKS)
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
                             const bool is_one = half == group % 2;
-                            multiply(sums[half], inputs[half].v[v], inputs[half].v[v + 1], is_one ? one.v[v] : other.v[v],
+#if FP8
+                            const Chunk& x = inputs[half][v / 2];
+                            unsigned int even, odd;
+                            unpack(is_one ? one.v[v] : other.v[v], even, odd);
+                            multiply(products[half], x.v[v % 2 * 2], x.v[v % 2 * 2 + 1], even, odd);
+#else
+                            const Chunk& x = inputs[half][0];
+                            multiply(products[half], x.v[v], x.v[v + 1], is_one ? one.v[v] : other.v[v],
                                      is_one ? one.v[v + 1] : other.v[v + 1]);
+#endif
                         }
+#if FP8 == 2
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) sums[half][i] += products[half][i] * block_scales[u][s][j];
+#endif
                 }
                 __syncwarp();
                 if (lane == 0) arrive(empty + stage);
@@ -228,6 +319,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) few_rows_ring(
 #pragma unroll
             for (int w = 0; w < WARPS; w++) all_squares += part_squares[w][token];
             sum *= rsqrtf(all_squares / IN_SIZE + eps);
+#endif
+#if FP8
+            sum *= DOWN;
+#endif
+#if FP8 == 1
+            sum *= row_scales[n];
 #endif
             if (bias) sum += number(bias[out]);
 #if ADD

@@ -11,6 +11,9 @@ from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.ring_plan import Ring, ring_of
 
+# As the kernel's macro.
+PLAIN, CHANNEL, BLOCKS = range(3)
+
 
 class FewRowsRing:
     def __init__(self, device: torch.device) -> None:
@@ -23,10 +26,12 @@ class FewRowsRing:
     def plan(self, num_tokens: int, linears: Sequence[LinearBase]) -> Ring | None:
         """Returns None if the kernel does not multiply these matrices, or not faster. Args: linears: one or two, of
         equal inputs; two have no biases."""
-        if any(isinstance(linear, Fp8Linear) for linear in linears):
+        kinds = {_kind(linear) for linear in linears}
+        if len(linears) > 1 and kinds != {PLAIN}:
             return None
         out_sizes = [len(linear.weight) for linear in linears]
-        return ring_of(out_sizes, linears[0].in_size, num_tokens, self._num_sms, self._shared_memory)
+        is_fp8 = kinds != {PLAIN}
+        return ring_of(out_sizes, linears[0].in_size, num_tokens, self._num_sms, self._shared_memory, is_fp8=is_fp8)
 
     def launch(
         self,
@@ -49,6 +54,7 @@ class FewRowsRing:
             "NORM": int(norm is not None),
             "ADD": int(add),
             "PAIR": int(second is not None),
+            "FP8": _kind(first),
         }
         key = tuple(macros.values())
         kernel = self._kernels.get(key)
@@ -60,6 +66,7 @@ class FewRowsRing:
             (ring.num_blocks, 1),
             (ring.num_warps + 1) * 32,
             first.weight,
+            first.scale if isinstance(first, Fp8Linear) else None,
             x,
             norm.weight if norm else None,
             first.bias,
@@ -71,3 +78,9 @@ class FewRowsRing:
             0 if second is None else len(second.weight),
             norm.eps if norm else 0.0,
         )
+
+
+def _kind(linear: LinearBase) -> int:
+    if not isinstance(linear, Fp8Linear):
+        return PLAIN
+    return BLOCKS if linear.is_block else CHANNEL

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeAlias
 
 # Of a package's source, with the compiler's options.
@@ -16,9 +17,12 @@ TIMEOUT_S = 120.0
 class KernelCompilers:
     """Threads end with their work. A process that ends does not wait for them."""
 
-    def __init__(self, compile_kernel: Callable[[str, str, tuple[str, ...]], bytes]) -> None:
+    def __init__(
+        self, compile_kernel: Callable[[str, str, tuple[str, ...]], bytes], timeout_s: float = TIMEOUT_S
+    ) -> None:
         """Args: compile_kernel: keeps the result for later calls."""
         self._compile = compile_kernel
+        self._timeout_s = timeout_s
         self._results: dict[Kernel, Future[bytes]] = {}
 
     def begin(self, kernels: Iterable[Kernel]) -> None:
@@ -36,10 +40,19 @@ class KernelCompilers:
 
         Raises:
             RuntimeError: it cannot be compiled.
-            TimeoutError: compiling takes longer than TIMEOUT_S.
+            TimeoutError: compiling takes longer than the limit.
         """
-        if (result := self._results.get(kernel)) is not None:
-            result.result(TIMEOUT_S)
+        result = self._results.get(kernel)
+        if result is None:
+            return
+        try:
+            result.result(self._timeout_s)
+        except FutureTimeoutError:
+            package, name, options = kernel
+            raise TimeoutError(
+                f"{package}.{name} is not compiled after {self._timeout_s:g} s ({' '.join(options)}): the host's CPUs "
+                "may be busy; start the worker again"
+            ) from None
 
     def _work(self, waiting: "queue.SimpleQueue[Kernel]") -> None:
         while True:

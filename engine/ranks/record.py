@@ -11,8 +11,8 @@ from tandem.engine.prompt_logprobs import ScoredRows
 
 _MODES: tuple[ForwardMode, ...] = ("prefill", "decode", "mixed")
 # number; mode, num_mixed, graph's two sizes, num_fed, scores_prompts; sequences, prompts, fed rows, new ids, tables,
-# their page ids, slots of adapters, parts of scored rows, these rows.
-_HEADER = struct.Struct("<q15i")
+# their page ids, slots of adapters, numbers of drafts, parts of scored rows, these rows.
+_HEADER = struct.Struct("<q16i")
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -66,13 +66,14 @@ class ForwardRecord(NamedTuple):
         scores_prompts: whether the batch does, even without a row to score.
         copy_ids: the page table of each sequence.
         cached_lens: of each sequence.
-        device_lens: of each prompt. A decoded sequence computes one token and needs logits.
+        device_lens: of each prompt. A decoded sequence computes one token and its drafts, and needs their logits.
         flags: of each prompt, PromptFlag.
         fed_rows: of each decoded sequence, as in Feed; None without feed.
-        new_ids: (num_tokens,) the tokens to compute; 0 for a fed token.
+        new_ids: (num_tokens,) the tokens to compute, drafts included; 0 for a fed token.
         updates: of page tables, before the forward pass.
         scored: rows with logits for log probabilities of prompts.
         adapter_slots: of each sequence; empty: none has an adapter.
+        num_drafts: of each decoded sequence; empty: none has drafts.
     """
 
     number: int
@@ -90,6 +91,7 @@ class ForwardRecord(NamedTuple):
     updates: TableUpdates
     scored: Sequence[ScoredRows] = ()
     adapter_slots: Int32s = NO_NUMBERS
+    num_drafts: Int32s = NO_NUMBERS
 
     def encode(self) -> bytes:
         parts: list[Any] = [
@@ -102,6 +104,7 @@ class ForwardRecord(NamedTuple):
             self.new_ids,
             *self.updates,
             self.adapter_slots,
+            self.num_drafts,
         ]
         num_scored_rows = 0
         for rows, step in self.scored:
@@ -121,6 +124,7 @@ class ForwardRecord(NamedTuple):
             len(self.updates.copy_ids),
             len(self.updates.page_ids),
             len(self.adapter_slots),
+            len(self.num_drafts),
             len(self.scored),
             num_scored_rows,
         )
@@ -130,9 +134,8 @@ class ForwardRecord(NamedTuple):
     def decode(cls, message: bytes) -> "ForwardRecord":
         number, *header = _HEADER.unpack_from(message)
         mode, num_mixed, *graph, num_fed, scores_prompts = header[:6]
-        num_sequences, num_prompts, num_fed_rows, num_new_ids, num_updates, num_page_ids, num_slots, num_scored, _ = (
-            header[6:]
-        )
+        num_sequences, num_prompts, num_fed_rows, num_new_ids, num_updates, num_page_ids, *others = header[6:]
+        num_slots, num_drafted, num_scored, _ = others
         numbers = np.frombuffer(message, np.int32, offset=_HEADER.size)
         sizes = (
             num_sequences,
@@ -146,8 +149,9 @@ class ForwardRecord(NamedTuple):
             num_updates,
             num_page_ids,
             num_slots,
+            num_drafted,
         )
-        *arrays, adapter_slots, rest = np.split(numbers, np.cumsum(sizes))
+        *arrays, adapter_slots, num_drafts, rest = np.split(numbers, np.cumsum(sizes))
         copy_ids, cached_lens, device_lens, flags, fed_rows, new_ids, *updates = arrays
         scored = []
         for _ in range(num_scored):
@@ -170,4 +174,5 @@ class ForwardRecord(NamedTuple):
             TableUpdates(*updates),
             scored,
             adapter_slots,
+            num_drafts,
         )

@@ -37,7 +37,10 @@ class ForwardRecorder(RankLaunches):
         if batch.feed is not None:
             fed_rows = numbers(batch.feed.rows)
             unfed = (fed_rows < 0).nonzero()[0].tolist()
-        told = self._tables.update(sequences, prompt_lens, fed_rows, unfed)
+        num_drafts = NO_NUMBERS
+        if batch.feed is None and batch.num_drafts:
+            num_drafts = numbers([len(s.draft_ids) for s in batch.decoded])
+        told = self._tables.update(sequences, prompt_lens, fed_rows, unfed, num_drafts)
         record = ForwardRecord(
             self._number,
             batch.mode,
@@ -55,6 +58,7 @@ class ForwardRecorder(RankLaunches):
             scored,
             # Looking at all sequences takes a fifth of the time of this function.
             numbers([s.adapter_slot for s in sequences]) if self._num_loads and batch.has_adapters else NO_NUMBERS,
+            num_drafts,
         )
         self._ring.write(record.encode())
         return self._number

@@ -40,7 +40,7 @@ class ReplayedBatch(Batch):
     def logits_rows(self) -> list[int]:
         prompts = np.flatnonzero(self.record.flags & PromptFlag.NEEDS_LOGITS)
         num_decoded = len(self.decoded)
-        return [*range(num_decoded), *self._last_rows()[num_decoded + prompts].tolist()]
+        return [*range(self.num_decoded_tokens), *self._last_rows()[num_decoded + prompts].tolist()]
 
     def pooled_rows(self) -> list[int]:
         prompts = np.flatnonzero(self.record.flags & PromptFlag.NEEDS_EMBEDDING)
@@ -71,7 +71,11 @@ class Replay:
         sequences = [self._sequences[copy_id] for copy_id in record.copy_ids.tolist()]
         num_decoded = len(sequences) - len(record.device_lens)
         for sequence, cached_len in zip(sequences, record.cached_lens.tolist(), strict=True):
-            sequence.cached_len, sequence.device_len = cached_len, cached_len + 1
+            sequence.cached_len, sequence.device_len, sequence.draft_ids = cached_len, cached_len + 1, ()
+        for sequence, num_drafts in zip(sequences, record.num_drafts.tolist(), strict=False):
+            # Their ids are in the record.
+            sequence.draft_ids = (0,) * num_drafts
+            sequence.device_len += num_drafts
         for sequence, device_len in zip(sequences[num_decoded:], record.device_lens.tolist(), strict=True):
             sequence.device_len = device_len
         slots = record.adapter_slots.tolist() or [NO_ADAPTER] * len(sequences)

@@ -10,7 +10,7 @@ import numpy as np
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE
 from tandem.engine.kvcache.page_table import NO_COPY, PageTable
 from tandem.engine.ranks.config import MAX_BATCH_SIZE
-from tandem.engine.ranks.record import Int32s, TableUpdates, numbers
+from tandem.engine.ranks.record import NO_NUMBERS, Int32s, TableUpdates, numbers
 from tandem.engine.token_sequence import TokenSequence
 
 MAX_COPIES = MAX_BATCH_SIZE + MAX_PREFILL_BATCH_SIZE
@@ -18,6 +18,7 @@ MAX_COPIES = MAX_BATCH_SIZE + MAX_PREFILL_BATCH_SIZE
 _FREE = 1 << 62
 # Rows of a state matrix: the sequence's copy, cached_len, and the tokens that the copy's pages hold.
 _COPY, _CACHED, _ROOM = range(3)
+_NO_UPDATES = TableUpdates(NO_NUMBERS, NO_NUMBERS, NO_NUMBERS, NO_NUMBERS)
 
 
 class Told(NamedTuple):
@@ -59,7 +60,12 @@ class TableWriter:
         self._has_lost = False
 
     def update(
-        self, sequences: Sequence[TokenSequence], prompt_lens: Int32s, fed_rows: Int32s | None, unfed: Sequence[int]
+        self,
+        sequences: Sequence[TokenSequence],
+        prompt_lens: Int32s,
+        fed_rows: Int32s | None,
+        unfed: Sequence[int],
+        num_drafts: Int32s = NO_NUMBERS,
     ) -> Told:
         """
         Args:
@@ -67,6 +73,7 @@ class TableWriter:
             prompt_lens: device_len of each prompt.
             fed_rows: as in Feed.
             unfed: indices of the decoded sequences without a row.
+            num_drafts: of each sequence of a decode batch; empty: none has drafts.
         """
         self._num_batches += 1
         if self._outdated:
@@ -86,6 +93,8 @@ class TableWriter:
         num_decoded = len(sequences) - len(prompt_lens)
         if num_decoded:
             self._decoded, self._has_lost = states[:, :num_decoded], False
+        if len(num_drafts):
+            last = last + num_drafts
         if len(prompt_lens):
             last = np.concatenate((last[:num_decoded], prompt_lens - 1))
         return Told(states[_COPY], states[_CACHED], self._send(states, (last >= states[_ROOM]).nonzero()[0]))
@@ -181,7 +190,3 @@ class TableWriter:
         first_ids, table_lens = joined[num : 2 * num], joined[2 * num :]
         states[_ROOM].put(indices, table_lens * self._page_size)
         return TableUpdates(joined[:num], first_ids, table_lens - first_ids, np.frombuffer(page_ids, np.int32))
-
-
-_NOTHING: Int32s = np.zeros(0, np.int32)
-_NO_UPDATES = TableUpdates(_NOTHING, _NOTHING, _NOTHING, _NOTHING)

@@ -46,6 +46,7 @@ def resolve_model(
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load format {load_format!r} is unknown; known: {', '.join(LOAD_FORMATS)}")
+    check_model_name(model)
     path = Path(model).expanduser()
     cache = ConversionCache(cache_dir or default_directory())
     if model in BUILT_IN_MODELS:
@@ -56,18 +57,27 @@ def resolve_model(
         directory = cache.get(path, on_progress, held)
     elif path.is_file():
         raise ValueError(f"model {model!r} is a file: give its directory, or a .gguf file")
-    elif _HUB_ID.fullmatch(model):
-        directory = _from_hub(model, load_format, on_progress, check or ModelConfig.from_dir)
     else:
-        raise ValueError(
-            f"model {model!r} not found: give a directory, a .gguf file, a hub id like org/name, "
-            f"or one of {', '.join(BUILT_IN_MODELS)}"
-        )
+        directory = _from_hub(model, load_format, on_progress, check or ModelConfig.from_dir)
     _check_complete(directory, load_format)
     _read_json(directory / "config.json")
     if load_format != "dummy":
         _check_tensors(directory)
     return directory
+
+
+def check_model_name(model: str) -> None:
+    """Raises ValueError: there is no such directory or file, and no hub has a model of this name."""
+    path = Path(model).expanduser()
+    if model in BUILT_IN_MODELS or path.is_dir() or path.is_file():
+        return
+    if path.suffix == ".gguf":
+        raise ValueError(f"no such GGUF file: {path}")
+    if not _HUB_ID.fullmatch(model):
+        raise ValueError(
+            f"model {model!r} not found: give a directory, a .gguf file, a hub id like org/name, "
+            f"or one of {', '.join(BUILT_IN_MODELS)}"
+        )
 
 
 def checkpoint_files(model_dir: Path) -> dict[Path, frozenset[str] | None]:

@@ -283,7 +283,7 @@ GROUPS = (
     ("test_cli",),
     ("test_death",),
     ("test_routers", "test_restart", "test_cached_prefixes"),
-    ("test_workers", "test_moves"),
+    ("test_workers", "test_moves", "test_speculation"),
     ("test_internal_tls", "test_keys_and_tls", "test_bad_input_with_keys"),
 )
 STEMS = [stem for group in GROUPS for stem in group]
@@ -381,6 +381,23 @@ def clusters() -> Iterator[Clusters]:
 @pytest.fixture
 def tiny_pd(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
     served = clusters.get(tiny_config)
+    yield served
+    served.wait_clean()
+
+
+def wait_linked(served: ServedCluster) -> None:
+    def are_linked() -> bool:
+        workers = served.client.server_info().workers
+        return len(workers) == 2 and all(w.alive and set(w.linked_to) - {w.worker_id} for w in workers)
+
+    wait_until(are_linked, RESTART_S, "there are links both ways")
+
+
+@pytest.fixture
+def tiny_workers(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
+    """Two linked workers of both roles, whose steps check drafts wherever there are any."""
+    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, speculation="ngram"))
+    wait_linked(served)
     yield served
     served.wait_clean()
 

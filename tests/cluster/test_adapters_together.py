@@ -11,10 +11,19 @@ import pytest
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.v1 import inference_pb2 as pb
 from tests.cluster.adapters import AdapterOracle, write_adapters
-from tests.cluster.conftest import RESTART_S, Answer, Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import (
+    RESTART_S,
+    Answer,
+    Clusters,
+    Oracle,
+    ServedCluster,
+    random_ids,
+    wait_linked,
+    wait_until,
+)
 from tests.cluster.faults import LiveStream, wait_whole
 from tests.cluster.rank_drill import config_for
-from tests.cluster.test_moves import busiest_worker, leaving, num_moved, wait_linked
+from tests.cluster.test_moves import busiest_worker, leaving, num_moved
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NAMES = ("rank-3", "rank-8", "rank-16")

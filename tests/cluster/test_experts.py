@@ -210,7 +210,7 @@ def test_served_without_weights(clusters: Clusters, tmp_path: Path) -> None:
     try:
         answered = tandem("generate", "--raw", "--max-tokens", "9", "--timings", "--address", server.address, "hello")
         assert (answered.returncode, answered.stderr) == (0, "")
-        assert "decode-0: 0 tokens found in its radix cache, 1 pages shipped to it" in answered.stdout
+        assert "decode-0: 0 tokens found in its radix cache, 1 page shipped to it" in answered.stdout
         status = tandem("status", "--address", server.address)
         assert status.stdout.startswith("tiny-dots1 (length 512), ready")
     finally:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tandem.deploy.config.cluster_config import ClusterConfig
-from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids
+from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_linked
 from tests.cluster.faults import LiveStream, wait_whole
-from tests.cluster.test_moves import busiest_worker, leaving, num_moved, wait_linked
+from tests.cluster.test_moves import busiest_worker, leaving, num_moved
 from tests.cluster.test_speculation import drafted
 
 MAX_TOKENS = 24

@@ -15,7 +15,7 @@ import ray
 
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.sampling_params import SamplingParams
-from tests.cluster.conftest import RESTART_S, Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import RESTART_S, Clusters, Oracle, ServedCluster, random_ids, wait_linked, wait_until
 from tests.cluster.faults import LiveStream
 
 # The load takes turns with starting processes on a busy host.
@@ -25,11 +25,8 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "presence_penalty"
 
 
 @pytest.fixture
-def served(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2))
-    wait_linked(served)
-    yield served
-    served.wait_clean()
+def served(tiny_workers: ServedCluster) -> ServedCluster:
+    return tiny_workers
 
 
 @pytest.fixture
@@ -41,14 +38,6 @@ def roomy(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedClus
     wait_linked(served)
     yield served
     served.wait_clean()
-
-
-def wait_linked(served: ServedCluster) -> None:
-    def are_linked() -> bool:
-        workers = served.client.server_info().workers
-        return len(workers) == 2 and all(w.alive and set(w.linked_to) - {w.worker_id} for w in workers)
-
-    wait_until(are_linked, RESTART_S, "there are links both ways")
 
 
 @contextmanager

@@ -22,13 +22,14 @@ from tandem.sampling_params import SamplingParams
 from tandem.v1.worker_pb2 import IntegrityReport
 from tests.cluster.conftest import Clusters, Oracle, ServedCluster, random_ids, wait_until
 from tests.cluster.faults import LiveStream, QuickConfig, wait_whole
-from tests.cluster.test_moves import busiest_worker, leaving, num_moved, wait_linked
+from tests.cluster.test_moves import busiest_worker, leaving, num_moved
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "1p1d": {"num_prefill": 1, "num_decode": 1},
     "both": {"num_prefill": 0, "num_decode": 0, "num_both": 1},
 }
-VICTIMS = ("decode-0", "both-0")
+RANKS = {"num_prefill": 1, "num_decode": 1, "decode_tp": 2}
+VICTIMS = ("decode-0", "both-0", "decode-0")
 MAX_TOKENS = 40
 # Enough to be running when the worker leaves.
 MOVED_TOKENS = 200
@@ -50,7 +51,7 @@ TEXT_PROMPTS = (
 
 
 def layouts(base: ClusterConfig) -> Iterator[ClusterConfig]:
-    for counts in LAYOUTS.values():
+    for counts in (*LAYOUTS.values(), RANKS):
         yield QuickConfig(
             base.model, num_pages=base.num_pages, num_threads=1, grpc_port=0, http_port=0, speculation="ngram", **counts
         )
@@ -84,25 +85,9 @@ def check(served: ServedCluster, victim: str, prompts: Sequence[list[int]], conf
     served.wait_clean()
 
 
-@pytest.mark.parametrize("layout", [pytest.param(0, id="1p1d"), pytest.param(1, id="both", marks=pytest.mark.slow)])
-def test_tokens_are_those_of_transformers(
-    layout: int, clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
-) -> None:
-    rng = random.Random(1)
-    prompts = [(random_ids(rng, rng.randint(3, 9)) * 8)[:40] for _ in range(6)]
-    config = [*layouts(tiny_config)][layout]
-
-    def confirms(prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
-        return tiny_oracle.confirms_sampled(prompt_ids, output_ids, **sampling)
-
-    check(clusters.get(config), VICTIMS[layout], prompts, confirms)
-
-
-def test_moved_streams_have_the_tokens_of_transformers(
-    clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
-) -> None:
-    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2, speculation="ngram"))
-    wait_linked(served)
+# The first test: it shares test_moves.py's cluster.
+def test_moved_streams_have_the_tokens_of_transformers(tiny_workers: ServedCluster, tiny_oracle: Oracle) -> None:
+    served = tiny_workers
     rng = random.Random(2)
     requests = []
     for number in range(6):
@@ -124,7 +109,27 @@ def test_moved_streams_have_the_tokens_of_transformers(
         assert tiny_oracle.confirms_sampled(prompt, answer.token_ids, **sampling), sampling
     num_drafted, num_accepted = drafted(served.integrity())
     assert num_drafted > num_accepted > 0
-    served.wait_clean()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(0, id="1p1d"),
+        pytest.param(1, id="both", marks=pytest.mark.slow),
+        pytest.param(2, id="two ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_are_those_of_transformers(
+    layout: int, clusters: Clusters, tiny_config: ClusterConfig, tiny_oracle: Oracle
+) -> None:
+    rng = random.Random(1)
+    prompts = [(random_ids(rng, rng.randint(3, 9)) * 8)[:40] for _ in range(6)]
+    config = [*layouts(tiny_config)][layout]
+
+    def confirms(prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
+        return tiny_oracle.confirms_sampled(prompt_ids, output_ids, **sampling)
+
+    check(clusters.get(config), VICTIMS[layout], prompts, confirms)
 
 
 @pytest.mark.slow

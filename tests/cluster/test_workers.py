@@ -22,13 +22,6 @@ def apart(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedClus
     served.wait_clean()
 
 
-@pytest.fixture
-def decided(clusters: Clusters, tiny_config: ClusterConfig) -> Iterator[ServedCluster]:
-    served = clusters.get(replace(tiny_config, num_prefill=0, num_decode=0, num_any=2))
-    yield served
-    served.wait_clean()
-
-
 def pair_of(answer: Answer) -> tuple[str, str]:
     return answer.last.handover.prefill_worker, answer.last.handover.decode_worker
 
@@ -61,14 +54,14 @@ def test_other_worker_does_both_while_one_restarts(apart: ServedCluster, tiny_or
     assert apart.complete(prompts[0]).last.handover.placement == "disaggregated"
 
 
-def test_conversation_stays_with_its_pages(decided: ServedCluster, tiny_oracle: Oracle) -> None:
+def test_conversation_stays_with_its_pages(tiny_workers: ServedCluster, tiny_oracle: Oracle) -> None:
     """Idle workers do not hand over: the next turn ships nothing."""
-    wait_until(lambda: len(links(decided)) == 2, 20.0, "there are links both ways")
     rng = random.Random(3)
+    before = num_aggregated(tiny_workers)
     token_ids = random_ids(rng, 100)
     home = ""
     for turn in range(3):
-        answer = decided.complete(token_ids, max_tokens=20, ignore_eos=True)
+        answer = tiny_workers.complete(token_ids, max_tokens=20, ignore_eos=True)
         handover = answer.last.handover
         assert answer.token_ids == tiny_oracle.generate(token_ids, 20, ignore_eos=True)
         assert (handover.placement, handover.pages_shipped) == ("aggregated", 0)
@@ -78,8 +71,11 @@ def test_conversation_stays_with_its_pages(decided: ServedCluster, tiny_oracle: 
             assert handover.prefill_cached_tokens == (len(token_ids) - 30 - 1) // 16 * 16
         token_ids += [*answer.token_ids, *random_ids(rng, 30)]
     assert handover.estimated_ttft_ms > 0
-    placed = {(p.placement, p.reason): p.count for p in decided.client.server_info().placements}
-    assert sum(count for (placement, _), count in placed.items() if placement == "aggregated") == 3
+    assert num_aggregated(tiny_workers) == before + 3
+
+
+def num_aggregated(served: ServedCluster) -> int:
+    return sum(p.count for p in served.client.server_info().placements if p.placement == "aggregated")
 
 
 def links(served: ServedCluster) -> list[tuple[str, str]]:

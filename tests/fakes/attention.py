@@ -13,6 +13,7 @@ from tandem.engine.batch import Batch, ForwardMode
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.token_sequence import TokenSequence
+from tests.fakes.rounding import e4m3_rounded
 
 MAX_POSITIONS = 4096
 
@@ -98,16 +99,10 @@ class AttentionOracle:
     def _expected(self, s: TokenSequence, layer: int) -> torch.Tensor:
         q, k, v = (tensor[layer, : s.device_len].double() for tensor in self.qkv[id(s)])
         if self._layout.quantized_to:
-            k, v = self._rounded(k, self._scales.keys[layer]), self._rounded(v, self._scales.values[layer])
+            k, v = e4m3_rounded(k, self._scales.keys[layer]), e4m3_rounded(v, self._scales.values[layer])
         group = self._heads[0] // self._heads[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self._layout.head_dim)
         future = torch.ones(s.device_len, s.device_len, dtype=torch.bool, device=q.device).triu(1)
         weights = scores.masked_fill(future, -math.inf).softmax(dim=-1)
         return torch.einsum("hqk,khd->qhd", weights, v)[s.cached_len :].flatten(1).float()
-
-    def _rounded(self, x: torch.Tensor, scale: float) -> torch.Tensor:
-        """Round x as e4m3 pages do: 4 significant bits, steps of 2^-9 near 0, at most 448."""
-        x = x / scale
-        step = torch.exp2(x.abs().clamp(min=2.0**-6).log2().floor() - 3)
-        return ((x / step).round() * step).clamp(-448.0, 448.0) * scale

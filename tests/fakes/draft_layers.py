@@ -35,7 +35,7 @@ def last_logits(path: Path, drafter: str, chunks: tuple[int, ...]) -> torch.Tens
         found.append(logits(hidden))
         return found[-1]
 
-    model.drafter.logits = seen  # type: ignore[method-assign]
+    model.drafter.logits = seen  # type: ignore[method-assign, assignment]
     sequence = TokenSequence([*TOKENS], len(TOKENS), range(10))
     for num_tokens in chunks:
         sequence.extend(num_tokens)

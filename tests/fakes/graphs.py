@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -14,12 +15,15 @@ from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
+from tandem.engine.draft_models import pass_graphs
+from tandem.engine.draws import Draws, draw
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import QkNorm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.output import Feed, ForwardOutput
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed
+from tandem.sampling_params import SamplingParams
 from tests.fakes.model_config import TINY_LLAMA
 
 NUM_HEADS = cast(int, TINY_LLAMA["num_attention_heads"])
@@ -72,6 +76,9 @@ class FixedSizes(ReferenceAttention, GraphableHeadBackend):
     ) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "prefill", size, self._num_heads) for size in sizes}
 
+    def for_new_prompt_graphs(self, sizes: Sequence[int], max_sequences: int) -> dict[int, GraphedHeadAttention]:
+        return {size: FixedSize(self.pool, "prefill", size, self._num_heads) for size in sizes}
+
     def for_draft_graphs(self, sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         return {size: FixedSize(self.pool, "decode", size, self._num_heads) for size in sizes}
 
@@ -111,11 +118,37 @@ class MostLikely:
         out.copy_(logits.argmax(dim=-1))
 
 
+def draw_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    u: torch.Tensor,
+    number: torch.Tensor,
+    out: torch.Tensor,
+    drawn: torch.Tensor,
+) -> None:
+    """As the kernel, by the sampler."""
+    params = zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
+    for row, (t, k, p, m) in enumerate(params):
+        out[row] = logits[row].argmax()
+        if t > 0:
+            sequence = TokenSequence([0], 1, (), sampling=SamplingParams(1, t, k, p, m))
+            draws = Draws.of([sequence], logits.shape[1], logits.device)
+            uniform = u[number, row].view(1, 1)
+            out[row] = draw(logits[row : row + 1].float(), replace(draws, u=uniform))[0]
+    drawn[number, : len(out)] = out
+
+
 def replay_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("tandem.engine.layers.most_likely")
     module.MostLikely = MostLikely  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for graphs in (draft_graphs, graph_runner, prefill_graphs, mixed_graphs):
+    module = ModuleType("tandem.engine.draft_models.draw_kernel")
+    module.draw_tokens = draw_tokens  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for graphs in (draft_graphs, graph_runner, prefill_graphs, mixed_graphs, pass_graphs):
         monkeypatch.setattr(graphs, "GraphCapture", Capture)
 
     def copy_to(self: Packed, memory: torch.Tensor) -> None:

@@ -9,11 +9,13 @@ import torch
 
 from tandem.engine.attention.base import LatentBackend, LatentHeads
 from tandem.engine.attention.latent_layout import LatentLayout
+from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch, ForwardMode
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.token_sequence import TokenSequence
+from tests.fakes.rounding import e4m3_rounded
 
 MAX_POSITIONS = 4096
 NORM_EPS = 1e-6
@@ -45,12 +47,16 @@ class LatentOracle:
         num_heads: int,
         nope_dim: int,
         value_dim: int,
+        kv_scales: KvScales | None = None,
     ) -> None:
+        """Args: kv_scales: the backend's scales, for quantized latents."""
         layout = pool.layout
         assert isinstance(layout, LatentLayout)
         self._layout = layout
-        self.pages = layout.view(pool.memory)
-        self.pages.fill_(math.nan)
+        self.pages = layout.views(pool.memory)
+        for numbers in self.pages:
+            numbers.fill_(math.nan)
+        self._scales = kv_scales or KvScales.ones(layout.num_layers)
         self._dtype: torch.dtype = getattr(torch, layout.dtype)
         self.attention = make_backend(pool, num_heads)
         self._num_heads, self._q_dim = num_heads, nope_dim + layout.rope_dim
@@ -121,6 +127,8 @@ class LatentOracle:
         rank, nope_dim = self._layout.kv_rank, self._q_dim - self._layout.rope_dim
         latents = kv[:, :rank]
         latents = latents / (latents.square().mean(-1, keepdim=True) + NORM_EPS).sqrt() * self._norm.weight.double()
+        if self._layout.quantized_to:
+            latents = e4m3_rounded(latents, self._scales.keys[layer])
         heads = self.heads[layer]
         keys = torch.einsum("kr,hnr->khn", latents, heads.keys.double())
         values = torch.einsum("kr,hvr->khv", latents, heads.values.double())
@@ -140,4 +148,4 @@ class LatentOracle:
         return pairs * torch.polar(torch.ones_like(angles), angles)
 
     def _random(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self._generator).to(self.pages.device, self._dtype)
+        return torch.randn(*shape, generator=self._generator).to(self.pages.keys.device, self._dtype)

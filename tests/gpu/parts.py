@@ -34,9 +34,11 @@ PARTS: dict[str, tuple[str, ...]] = {
     "attention": ("engine/attention",),
     "models": ("engine/models",),
     "engine": (
+        "engine/draft_models",
         "engine/test_dry_run.py",
         "engine/test_engine.py",
         "engine/test_graph_runner.py",
+        "engine/test_prefill_graphs.py",
         "engine/test_prompt_logprobs.py",
         "engine/test_sampler.py",
     ),
@@ -44,6 +46,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "scenarios": (
         "scenarios/test_engine_under_pressure.py::test_greedy_tokens_match_solo_runs",
         "scenarios/test_overlap.py",
+        "scenarios/test_quantized_latents.py",
         "scenarios/test_quantized_pages.py",
     ),
     "speculation": ("scenarios/test_model_drafts.py", "scenarios/test_speculation.py"),

@@ -13,8 +13,18 @@ from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.engine.kvcache.sizing import CONTEXT_BYTES
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.page_layout import page_layout_of
-from tests.cluster.conftest import RESTART_S, VOCAB_SIZE, Clusters, Oracle, ServedCluster, random_ids, wait_until
+from tests.cluster.conftest import (
+    RESTART_S,
+    VOCAB_SIZE,
+    Clusters,
+    Oracle,
+    ServedCluster,
+    random_ids,
+    save_tiny_model,
+    wait_until,
+)
 from tests.cluster.faults import wait_whole
+from tests.gpu.scenarios.random_models import let_count_up
 
 pytestmark = pytest.mark.timeout(300)
 NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -86,6 +96,27 @@ def test_bfloat16_answers_the_same_cold_and_warm(
         assert [len(a.token_ids) for a in answers] == [20, 20]
     (shipped,) = served.integrity()["prefill-0"].stats.shipped
     assert shipped.transport == "nvlink" and shipped.num_pages > 0
+    served.wait_clean()
+
+
+def test_drafts_of_a_model_follow_its_pages(clusters: Clusters, cuda_config: ClusterConfig, tmp_path: Path) -> None:
+    """The decode worker drafts behind pages that the prefill worker has computed."""
+    model = tmp_path / "model"
+    save_tiny_model(model, head_dim=64)
+    let_count_up(model)
+    config = replace(cuda_config, model=str(model), workers_per_gpu=2, speculation=f"draft:{model}")
+    served = clusters.get(config)
+    rng = random.Random(6)
+    for num_tokens in (1, 16, 17, 100, 300):
+        prompt_ids = random_ids(rng, num_tokens)
+        answer = served.complete(prompt_ids, max_tokens=60, ignore_eos=True)
+        assert answer.token_ids == [(prompt_ids[-1] + 1 + number) % VOCAB_SIZE for number in range(60)]
+        assert answer.last.handover.attempts == 1
+    reports = served.integrity()
+    [drafted] = reports["decode-0"].stats.drafted
+    assert drafted.num_tokens > 20 and drafted.num_accepted >= 0.95 * drafted.num_tokens
+    (shipped,) = reports["prefill-0"].stats.shipped
+    assert shipped.num_pages > 0
     served.wait_clean()
 
 

@@ -39,13 +39,18 @@ def test_ranks_of_unequal_degrees_hand_over(
     assert shipped.transport == "nvlink" and shipped.num_pages > 0
 
 
-def test_graphs_of_two_ranks_compute_greedy_tokens(clusters: Clusters, cuda_config: ClusterConfig) -> None:
+@pytest.mark.parametrize("speculation", ["off", "ngram"])
+def test_graphs_of_two_ranks_compute_greedy_tokens(
+    clusters: Clusters, cuda_config: ClusterConfig, speculation: str
+) -> None:
     """In bfloat16, and again from cached prefixes."""
     counts = {"num_prefill": 0, "num_decode": 0, "num_both": 1}
-    settings = {"dtype": "bfloat16", "chunk_size": 256, "tp": 2, "workers_per_gpu": 2}
+    settings = {"dtype": "bfloat16", "chunk_size": 256, "tp": 2, "workers_per_gpu": 2, "speculation": speculation}
     served = clusters.get(config_for(cuda_config, device="cuda", **counts, **settings))
     oracle, rng = Oracle(Path(cuda_config.model)), random.Random(5)
     prompts = [random_ids(rng, rng.randint(1, 200)) for _ in range(12)]
+    # Their outputs have drafts.
+    prompts += [(random_ids(rng, 5) * 20)[: rng.randint(20, 100)] for _ in range(4)]
     with ThreadPoolExecutor(len(prompts)) as pool:
         for _ in range(2):
             answers = list(pool.map(lambda p: served.complete(p, max_tokens=60, ignore_eos=True), prompts))
@@ -53,6 +58,8 @@ def test_graphs_of_two_ranks_compute_greedy_tokens(clusters: Clusters, cuda_conf
                 logits = oracle.logits([*prompt_ids, *answer.token_ids])[len(prompt_ids) - 1 : -1]
                 chosen = logits[range(len(logits)), answer.token_ids]
                 assert (logits.max(-1).values - chosen).max() < MARGIN
+    num_accepted = sum(one.num_accepted for one in served.integrity()["both-0"].stats.drafted)
+    assert (num_accepted > 0) == (speculation != "off")
     served.wait_clean()
 
 

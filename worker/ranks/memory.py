@@ -36,7 +36,7 @@ class RankMemory:
         if platform.machine() != "x86_64":
             raise ValueError(
                 f"ranks rely on x86-64, where a core sees another's stores in order, but this is {platform.machine()}: "
-                "use tp 1"
+                "use `tp` 1"
             )
         fd = os.memfd_create("tandem-ranks")
         os.ftruncate(fd, _num_bytes(degree))

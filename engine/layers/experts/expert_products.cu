@@ -8,6 +8,8 @@
 //   GATED        1: rows of `a` are gathered by token, and outputs are silu(gate) * up
 //   OUT          0: bfloat16 outputs; 1: FP8 with a scale per 128 outputs; 2: FP8 with a given scale
 //   STAGES
+//   CLUSTER      blocks of a cluster, 1 or 2. The two take neighboring row tiles. If both are of one expert, each fetches half
+//                of the weights for both.
 //
 // By the strides of b_map, row i of 32 in shared memory is weight row 8 * (i / 2 % 4) + 2 * (i / 8) + i % 2: a thread
 // then holds 8 consecutive outputs.
@@ -21,20 +23,28 @@ constexpr int ROWS = 128, COLUMNS = 256, OUTPUTS = GATED ? COLUMNS / 2 : COLUMNS
 constexpr int STEP = 128;
 constexpr int A_BYTES = ROWS * STEP, B_BYTES = COLUMNS * STEP, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int SIZE = KIND == 0 ? 2 : 1, DEPTH = STEP / SIZE;
-// Row tiles that share weights in turn.
-constexpr int GROUP = 8;
+// Row tiles of clusters that share weights in turn.
+constexpr int GROUP = 8 / CLUSTER;
 constexpr float FP8_MAX = 448.0f, SMALLEST_AMAX = 1e-10f;
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
-struct Work { int expert, first, end, output; };
+struct Work { int expert, first, end, output; bool is_shared; };
 
 __device__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 __device__ void init_barrier(u32 barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(count));
 }
-__device__ void arrive(u32 barrier) {
+// At the same barrier of a block of the cluster.
+__device__ void arrive_at(u32 barrier, int block) {
+#if CLUSTER > 1
+    asm volatile(
+        "{\n.reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" :: "r"(barrier), "r"(block) : "memory");
+#else
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+#endif
 }
 __device__ void expect_bytes(u32 barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
@@ -56,6 +66,21 @@ __device__ void fetch_weights(u32 target, const TensorMap* map, u32 barrier, int
         "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%3, %4, %4, %4, %5}], [%2];"
         :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group) : "memory");
+}
+
+// The same for all blocks of the cluster.
+__device__ void fetch_shared_weights(u32 target, const TensorMap* map, u32 barrier, int x, int group) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %4, %4, %5}], [%2], %6;"
+        :: "r"(target), "l"(map), "r"(barrier), "r"(x), "r"(0), "r"(group), "h"((unsigned short)((1 << CLUSTER) - 1))
+        : "memory");
+}
+// Memory of a block must outlive what other blocks do with it. Exited threads count as arrived.
+__device__ void end_together() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+#endif
 }
 
 // K-major, swizzled by 128 bytes; patterns of 8 rows are 1024 bytes apart.
@@ -98,13 +123,21 @@ template <int N> __device__ __forceinline__ void await_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 }
 
-__device__ Work work_of(const int4* tiles, int num_row_tiles, int num_output_tiles, int index) {
-    const int group_size = GROUP * num_output_tiles;
-    index = min(index, num_row_tiles * num_output_tiles - 1);
+// Args: index: of the cluster's work; rank: of the block in the cluster.
+__device__ Work work_of(const int4* tiles, int num_row_tiles, int num_output_tiles, int index, int rank) {
+    const int num_together = (num_row_tiles + CLUSTER - 1) / CLUSTER, group_size = GROUP * num_output_tiles;
+    index = min(index, num_together * num_output_tiles - 1);
     const int first = index / group_size * GROUP, of_group = index % group_size;
-    const int width = min(num_row_tiles - first, GROUP);
-    const int4 tile = tiles[1 + first + of_group % width];
-    return {tile.x, tile.y, tile.z, of_group / width * OUTPUTS};
+    const int width = min(num_together - first, GROUP);
+    const int begin = (first + of_group % width) * CLUSTER;
+    const int4 tile = tiles[1 + min(begin + rank, num_row_tiles - 1)];
+    Work work = {tile.x, tile.y, tile.z, of_group / width * OUTPUTS, false};
+    if (CLUSTER > 1) {
+        work.is_shared = tile.x == tiles[1 + min(begin + 1 - rank, num_row_tiles - 1)].x;
+        // Without a tile, the last block only fetches.
+        if (begin + rank >= num_row_tiles) work.end = work.first;
+    }
+    return work;
 }
 
 __device__ __forceinline__ u32 pack(float first, float second) {
@@ -139,27 +172,32 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             init_barrier(full + 8 * s, GATED ? 129 : 1);
-            init_barrier(empty + 8 * s, 8);
+            init_barrier(empty + 8 * s, 8 * CLUSTER);
         }
         asm volatile("fence.mbarrier_init.release.cluster;");
     }
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+#else
     __syncthreads();
+#endif
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
     const int num_row_tiles = tiles[0].x, num_output_tiles = (out_size + OUTPUTS - 1) / OUTPUTS;
-    const int num_works = num_row_tiles * num_output_tiles, num_steps = (in_size + DEPTH - 1) / DEPTH;
+    const int num_works = (num_row_tiles + CLUSTER - 1) / CLUSTER * num_output_tiles, num_steps = (in_size + DEPTH - 1) / DEPTH;
     if (num_works == 0) return;
     const int lane = threadIdx.x % 32;
-    int index = blockIdx.x, stage = 0;
+    const int rank = blockIdx.x % CLUSTER, first_index = blockIdx.x / CLUSTER, num_clusters = gridDim.x / CLUSTER;
+    int index = first_index, stage = 0;
     u32 parity = 0;
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (!GATED && threadIdx.x != 0) return;
-        Work next = work_of(tiles, num_row_tiles, num_output_tiles, index);
-        for (; index < num_works; index += gridDim.x) {
+        Work next = work_of(tiles, num_row_tiles, num_output_tiles, index, rank);
+        for (; index < num_works; index += num_clusters) {
             const Work work = next;
-            next = work_of(tiles, num_row_tiles, num_output_tiles, index + gridDim.x);
+            next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
             // A thread fetches 16 bytes of every 16th row; a warp's instruction has 4 rows.
             const int chunk = threadIdx.x % 8, row = threadIdx.x / 8;
             const u8* from[8];
@@ -180,9 +218,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                     if (!GATED) fetch(target, &a_map, barrier, x, work.first);
                     // Halves: of the weight rows, or gate and up.
                     for (int half = 0; half < 2; half++) {
+                        if (work.is_shared && half != rank) continue;
                         const int first = GATED ? (2 * work.expert + half) * out_size + work.output
                                                 : work.expert * out_size + work.output + half * (COLUMNS / 2);
-                        fetch_weights(b + half * (B_BYTES / 2), &b_map, barrier, x, first / 32);
+                        const u32 to = b + half * (B_BYTES / 2);
+                        if (work.is_shared) {
+                            fetch_shared_weights(to, &b_map, barrier, x, first / 32);
+                        } else {
+                            fetch_weights(to, &b_map, barrier, x, first / 32);
+                        }
                     }
                 }
                 if (GATED) {
@@ -204,23 +248,24 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
         }
         // Shared memory must outlive the copies.
         if (GATED) asm volatile("cp.async.wait_all;" ::: "memory");
+        end_together();
         return;
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = threadIdx.x / 128 - 1;
     const int row = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-    Work next = work_of(tiles, num_row_tiles, num_output_tiles, index);
-    for (; index < num_works; index += gridDim.x) {
+    Work next = work_of(tiles, num_row_tiles, num_output_tiles, index, rank);
+    for (; index < num_works; index += num_clusters) {
         const Work work = next;
-        if (KIND == 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + gridDim.x);
+        if (KIND == 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
         const bool is_used = work.first + group * 64 < work.end;
         const int places[2] = {work.first + row, work.first + row + 8};
         float sums[128];
 #if KIND != 0
         int a_rows[2];
         for (int i = 0; i < 2; i++) {
-            const int place = min(places[i], work.end - 1);
+            const int place = max(min(places[i], work.end - 1), 0);
             a_rows[i] = GATED ? order[place] / k : place;
         }
 #endif
@@ -259,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                     for (int i = 0; i < 64; i++) sums[half * 64 + i] += part[i] * (i & 2 ? high : low);
                 }
             }
-            if (lane == 0) arrive(empty + 8 * stage);
+            if (lane < CLUSTER) arrive_at(empty + 8 * stage, lane);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
 #else
@@ -276,15 +321,15 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
                 commit();
                 await_products<1>();
             }
-            if (step > 0 && lane == 0) arrive(empty + 8 * last);
+            if (step > 0 && lane < CLUSTER) arrive_at(empty + 8 * last, lane);
             last = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
         await_products<0>();
-        if (lane == 0) arrive(empty + 8 * last);
+        if (lane < CLUSTER) arrive_at(empty + 8 * last, lane);
 #endif
         // There are too few registers to have it earlier.
-        if (KIND != 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + gridDim.x);
+        if (KIND != 0) next = work_of(tiles, num_row_tiles, num_output_tiles, index + num_clusters, rank);
         if (!is_used) continue;
 #if KIND == 1
         const float* scales = b_scales + (u64)work.expert * out_size * (GATED ? 2 : 1);
@@ -348,4 +393,5 @@ extern "C" __global__ void __launch_bounds__(384, 1) expert_products(
 #endif
         }
     }
+    end_together();
 }

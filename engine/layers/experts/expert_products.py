@@ -22,6 +22,7 @@ NUM_STAGES, NUM_FP8_STAGES = 3, 4
 # Stages are aligned to swizzle patterns.
 ALIGNMENT = 1024
 NUM_THREADS = 384
+CLUSTER = 2
 OUT_PLAIN, OUT_GROUPS, OUT_STATIC = range(3)
 
 
@@ -31,7 +32,7 @@ class ExpertProducts:
     def __init__(self, device: torch.device) -> None:
         properties: Any = torch.cuda.get_device_properties(device)
         self._device = device
-        self._num_blocks = properties.multi_processor_count
+        self._num_blocks = properties.multi_processor_count // CLUSTER * CLUSTER
         self._kernels: dict[tuple[Kind, bool, int], CudaKernel] = {}
 
     def gate_up(
@@ -109,9 +110,21 @@ class ExpertProducts:
         key = kind, is_gated, out_kind
         if key not in self._kernels:
             num_stages = NUM_STAGES if kind == "plain" else NUM_FP8_STAGES
-            macros = {"KIND": KINDS.index(kind), "GATED": int(is_gated), "OUT": out_kind, "STAGES": num_stages}
+            macros = {
+                "KIND": KINDS.index(kind),
+                "GATED": int(is_gated),
+                "OUT": out_kind,
+                "STAGES": num_stages,
+                "CLUSTER": CLUSTER,
+            }
             shared_bytes = num_stages * (TILE_ROWS + TILE_COLUMNS) * SWIZZLE + ALIGNMENT
             self._kernels[key] = CudaKernel(
-                __package__, "expert_products", macros, self._device, shared_bytes=shared_bytes, is_specific=True
+                __package__,
+                "expert_products",
+                macros,
+                self._device,
+                shared_bytes=shared_bytes,
+                is_specific=True,
+                cluster=CLUSTER,
             )
         return self._kernels[key]

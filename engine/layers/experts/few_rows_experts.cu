@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) fe
         __syncwarp();
         const int together = is_whole(at) ? (DOWN ? 16 : 8) : 1;
         if (lane < 16 && lane % together == 0) {
-            copy(to + lane * ROW_BYTES, matrix_at(at, tile, chunk, lane), together * numbers_of(chunk) * sizeof(Weight),
+            copy_weights<FP8 != 0>(to + lane * ROW_BYTES, matrix_at(at, tile, chunk, lane), together * numbers_of(chunk) * sizeof(Weight),
                  full + stage);
         }
 #if FP8

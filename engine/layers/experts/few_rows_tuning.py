@@ -45,6 +45,9 @@ def tuning_of(is_down: bool, is_fp8: bool, num_rows: int, row_bytes: int) -> Tun
         return Tuning(70 * 1024, warps, prefetch=3)
     if is_fp8 and not is_down:
         return Tuning(155 * 1024, warps, release=2)
+    if is_down and num_rows == 1 and MAX_CHUNK < row_bytes <= WHOLE_ROW and row_bytes % PADDING == 0:
+        # A unit is one copy, not two of each of its rows.
+        return Tuning(MAX_SHARED, 16, max_chunk=WHOLE_ROW)
     if is_down:
         return Tuning(140 * 1024 if num_rows == 1 else MAX_SHARED, warps)
     if num_rows > 4 and row_bytes == WHOLE_ROW:

@@ -21,8 +21,9 @@ CAPABILITY = (9, 0)
 # Sizes are multiples of these: of groups of weight rows, and of 16-byte copies.
 HIDDEN_MULTIPLE, EXPERT_MULTIPLE = 64, 32
 MAX_K = 16
-# Places that a block quantizes.
+# Places that a block quantizes, one per warp, and the most numbers of a warp's step.
 QUANTIZED_ROWS = 4
+MAX_QUANTIZED_STEP = 1024
 # Numbers of a token that a block adds up.
 COMBINE_BLOCK = 2048
 
@@ -94,7 +95,7 @@ def quantize_places(x: torch.Tensor, permutation: Permutation) -> Quantized:
         numbers,
         scales,
         SIZE=size,
-        BLOCK_SIZE=triton.next_power_of_2(size),
+        STEP=min(MAX_QUANTIZED_STEP, size & -size),
         ROWS=QUANTIZED_ROWS,
         DEPENDENT=is_dependent,
         num_warps=4,
@@ -138,23 +139,28 @@ def _quantize_places(  # type: ignore[no-untyped-def]
     numbers,
     scales,
     SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     places = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = tl.arange(0, BLOCK_SIZE)
+    at = places[:, None] * SIZE + tl.arange(0, STEP)[None, :]
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     has_place = places < tl.load(num_existing)
-    exists = has_place[:, None] & (i < SIZE)[None, :]
-    at = places[:, None] * SIZE + i[None, :]
-    a = tl.load(x + at, mask=exists, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(a), 1), SMALLEST_AMAX) / FP8_MAX
+    exists = has_place[:, None]
+    largest = tl.zeros((ROWS,), dtype=tl.float32)
+    for first in tl.static_range(0, SIZE, STEP):
+        a = tl.load(x + at + first, mask=exists, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.max(tl.abs(a), 1))
+    scale = tl.maximum(largest, SMALLEST_AMAX) / FP8_MAX
     tl.store(scales + places, scale, mask=has_place)
-    a = tl.minimum(tl.maximum(a / scale[:, None], -FP8_MAX), FP8_MAX)
-    tl.store(numbers + at, a.to(numbers.dtype.element_ty), mask=exists)
+    # Again, from the L1 cache.
+    for first in tl.static_range(0, SIZE, STEP):
+        a = tl.load(x + at + first, mask=exists, other=0.0).to(tl.float32)
+        a = tl.minimum(tl.maximum(a / scale[:, None], -FP8_MAX), FP8_MAX)
+        tl.store(numbers + at + first, a.to(numbers.dtype.element_ty), mask=exists)
 
 
 @triton.jit

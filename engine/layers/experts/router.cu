@@ -37,9 +37,12 @@ constexpr int OF_WARP = (IN_SIZE / 32 + WARPS - 1) / WARPS;
 // Whether registers hold weights and the norm.
 constexpr bool HELD = OF_WARP * (2 * TILES + 1) <= 12;
 constexpr int CHOOSING_WARPS = ROWS / CLUSTER;
+// Whether a block has one row and all its threads choose.
+#define BLOCK_CHOOSES (ROWS == CLUSTER && GROUPS_USED == GROUPS && NUM_EXPERTS <= WARPS * 32)
 #define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
 #else
 constexpr int CHOOSING_WARPS = WARPS;
+#define BLOCK_CHOOSES 0
 #define CLUSTER_DIMS
 #endif
 
@@ -62,14 +65,70 @@ __device__ __forceinline__ void wait_for_earlier() {
 #endif
 }
 
+__device__ __forceinline__ float score_of(float logit) { return SIGMOID ? 1.0f / (1.0f + expf(-logit)) : logit; }
+
+// The first lanes of a warp weigh a row's chosen experts, one each, the best first.
+__device__ __forceinline__ void weigh(const float* logits, int expert, float scaling, float* shares, int* experts,
+                                      unsigned long long* counts) {
+    const int lane = threadIdx.x % 32;
+    float score = lane < NUM_CHOSEN ? score_of(logits[expert]) : 0.0f, total = 0;
+#if !SIGMOID
+    // Softmax.
+    const float largest = __shfl_sync(ALL, score, 0);
+    score = lane < NUM_CHOSEN ? expf(score - largest) : 0.0f;
+#if !NORMALIZE
+#pragma unroll
+    for (int i = 0; i < OF_LANE; i++)
+        if (lane + i * 32 < NUM_EXPERTS) total += expf(logits[lane + i * 32] - largest);
+    score /= sum_of_warp(total);
+#endif
+#endif
+#if NORMALIZE
+    total = sum_of_warp(score);
+    score /= SIGMOID ? total + 1e-20f : total;
+#endif
+    if (lane >= NUM_CHOSEN) return;
+    shares[lane] = score * scaling;
+    experts[lane] = expert;
+    if (counts) atomicAdd(counts + expert, 1ull);
+}
+
+#if BLOCK_CHOOSES
+// The rank of each expert, by all threads of a block. Writes the best to `chosen`.
+__device__ __forceinline__ void rank(const float* logits, const float* bias, unsigned int* keys, int* chosen) {
+    // Threads of an expert compare it with a share of the others, four at a time. Those beyond the last expert have no key.
+    constexpr int QUADS = (NUM_EXPERTS + 3) / 4, THREADS = WARPS * 32 / NUM_EXPERTS;
+    constexpr int SHARES = THREADS >= 4 ? 4 : THREADS >= 2 ? 2 : 1;
+    for (int i = threadIdx.x; i < QUADS * 4; i += WARPS * 32)
+        keys[i] = i < NUM_EXPERTS ? ordered(score_of(logits[i]) + (SIGMOID && bias ? bias[i] : 0.0f)) : 0;
+    __syncthreads();
+    const int expert = threadIdx.x / SHARES, share = threadIdx.x % SHARES;
+    const unsigned int own = keys[min(expert, NUM_EXPERTS - 1)];
+    int num_better = 0;
+#pragma unroll
+    for (int i = 0; i < (QUADS + SHARES - 1) / SHARES; i++) {
+        const int quad = i * SHARES + share;
+        if (QUADS % SHARES && quad >= QUADS) continue;
+        const uint4 other = reinterpret_cast<const uint4*>(keys)[quad];
+        const int first = quad * 4;
+        num_better += other.x > own || (other.x == own && first < expert);
+        num_better += other.y > own || (other.y == own && first + 1 < expert);
+        num_better += other.z > own || (other.z == own && first + 2 < expert);
+        num_better += other.w > own || (other.w == own && first + 3 < expert);
+    }
+#pragma unroll
+    for (int mask = 1; mask < SHARES; mask *= 2) num_better += __shfl_xor_sync(ALL, num_better, mask);
+    if (expert < NUM_EXPERTS && share == 0 && num_better < NUM_CHOSEN) chosen[num_better] = expert;
+    __syncthreads();
+}
+#endif
+
 // One warp chooses a row's experts. Lane l has experts l, l + 32, and so on.
 __device__ __forceinline__ void choose(const float* logits, const float* bias, float scaling, float* shares,
                                        int* experts, unsigned long long* counts, float* scratch) {
     const int lane = threadIdx.x % 32;
-    auto score_of = [](float logit) { return SIGMOID ? 1.0f / (1.0f + expf(-logit)) : logit; };
     unsigned int keys[OF_LANE];
     int own[OF_LANE];
-    float total = 0;
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++) {
         own[i] = lane + i * 32;
@@ -115,12 +174,10 @@ __device__ __forceinline__ void choose(const float* logits, const float* bias, f
             keys[i + 1] = swaps ? key : keys[i + 1];
             own[i + 1] = swaps ? expert : own[i + 1];
         }
-    unsigned int highest = 0;
     int expert = 0;
 #pragma unroll
     for (int j = 0; j < NUM_CHOSEN; j++) {
         const unsigned int key = __reduce_max_sync(ALL, keys[0]);
-        if (j == 0) highest = key;
         unsigned int winners = __ballot_sync(ALL, keys[0] == key);
         if (winners & (winners - 1)) {
             const int lowest = __reduce_min_sync(ALL, keys[0] == key ? own[0] : 1 << 30);
@@ -137,26 +194,7 @@ __device__ __forceinline__ void choose(const float* logits, const float* bias, f
     }
     // Only fewer candidates than chosen experts, which are not numbers, could leave an expert out of range.
     expert = min(expert, NUM_EXPERTS - 1);
-    float score = lane < NUM_CHOSEN ? score_of(logits[expert]) : 0.0f;
-#if !SIGMOID
-    // Softmax.
-    const float largest = __uint_as_float(highest & 0x80000000u ? highest ^ 0x80000000u : ~highest);
-    score = lane < NUM_CHOSEN ? expf(score - largest) : 0.0f;
-#if !NORMALIZE
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++)
-        if (lane + i * 32 < NUM_EXPERTS) total += expf(logits[lane + i * 32] - largest);
-    score /= sum_of_warp(total);
-#endif
-#endif
-#if NORMALIZE
-    total = sum_of_warp(score);
-    score /= SIGMOID ? total + 1e-20f : total;
-#endif
-    if (lane >= NUM_CHOSEN) return;
-    shares[lane] = score * scaling;
-    experts[lane] = expert;
-    if (counts) atomicAdd(counts + expert, 1ull);
+    weigh(logits, expert, scaling, shares, experts, counts);
 }
 
 __device__ __forceinline__ void multiply(float* sum, const Chunk& upper, const Chunk& lower, int v, unsigned int b0,
@@ -198,13 +236,29 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     unsigned long long* counts,                      // (NUM_EXPERTS,) or null
     const int* real_rows,                            // (3,) or null: rows [0, first) and [second, third) are real
     int num_rows, int scales_stride, float eps, float scaling) {
+#if BLOCK_CHOOSES
+    __shared__ __align__(16) unsigned int keys[(NUM_EXPERTS + 3) / 4 * 4];
+    __shared__ int chosen[NUM_CHOSEN];
+#else
     __shared__ float scratch[CHOOSING_WARPS][GROUPS_USED < GROUPS ? NUM_EXPERTS : 1];
+#endif
     const int warp = threadIdx.x / 32;
+    // Read early, because it takes as long as the choice.
+    bool is_real = true;
+    auto ask_real = [&](int row) {
+        if (!real_rows) return;
+        const int first = real_rows[0], second = real_rows[1], third = real_rows[2];
+        is_real = row < first || (row >= second && row < third);
+    };
     auto choose_for = [&](int row, const float* logits) {
         float* row_shares = shares + (long long)row * NUM_CHOSEN;
         int* row_experts = experts + (long long)row * NUM_CHOSEN;
-        if (!real_rows || row < real_rows[0] || (row >= real_rows[1] && row < real_rows[2])) {
+        if (is_real) {
+#if BLOCK_CHOOSES
+            weigh(logits, chosen[threadIdx.x % 32 % NUM_CHOSEN], scaling, row_shares, row_experts, counts);
+#else
             choose(logits, bias, scaling, row_shares, row_experts, counts, scratch[warp]);
+#endif
         } else if (threadIdx.x % 32 < NUM_CHOSEN) {
             row_shares[threadIdx.x % 32] = 0;
             row_experts[threadIdx.x % 32] = NUM_EXPERTS;
@@ -216,6 +270,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
 #if !FUSED
     wait_for_earlier();
     const int row = blockIdx.x * WARPS + warp;
+    ask_real(row);
     if (row < num_rows) choose_for(row, given_logits + (long long)row * NUM_EXPERTS);
 #else
     asm volatile("barrier.cluster.arrive.relaxed.aligned;");
@@ -253,6 +308,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
             rows[i][n] = row_of(n) < num_rows ? load(x + (long long)row_of(n) * IN_SIZE, i) : Chunk{};
+    const int own_row = blockIdx.y * ROWS + warp * CLUSTER + blockIdx.x;
+    ask_real(own_row);
     __shared__ float squares[ROWS][WARPS];
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
@@ -346,18 +403,18 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     // All blocks of the cluster run.
     asm volatile("barrier.cluster.wait.aligned;");
     for (int i = threadIdx.x; i < TILES * 16 * ROWS; i += WARPS * 32) {
-        const int expert = i / ROWS, own_row = i % ROWS;
+        const int expert = i / ROWS, row = i % ROWS;
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += parts[w][expert][own_row];
-        const float* target = &logits[own_row / CLUSTER][first_expert + expert];
+        for (int w = 0; w < WARPS; w++) sum += parts[w][expert][row];
+        const float* target = &logits[row / CLUSTER][first_expert + expert];
         asm volatile(
             "{\n"
             ".reg .b32 remote;\n"
             "mapa.shared::cluster.u32 remote, %0, %1;\n"
             "st.shared::cluster.f32 [remote], %2;\n"
             "}" ::"r"((unsigned int)__cvta_generic_to_shared(target)),
-            "r"(own_row % CLUSTER), "f"(sum)
+            "r"(row % CLUSTER), "f"(sum)
             : "memory");
     }
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -399,7 +456,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(WARPS * 32) router(
     __syncwarp();
 #endif
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    const int own_row = blockIdx.y * ROWS + warp * CLUSTER + blockIdx.x;
+#if BLOCK_CHOOSES
+    rank(logits[0], bias, keys, chosen);
+#endif
     if (warp < CHOOSING_WARPS && own_row < num_rows) choose_for(own_row, logits[warp]);
 #endif
 }

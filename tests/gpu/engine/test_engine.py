@@ -189,10 +189,12 @@ def test_mixed_forward_matches_two_forwards(model_dir: Path, backend: str, graph
     assert_close(mixed, apart)
 
 
-def assert_close(logprobs: torch.Tensor, expected: torch.Tensor, *, in_8_bits: bool = False) -> None:
+def assert_close(
+    logprobs: torch.Tensor, expected: torch.Tensor, *, in_8_bits: bool = False, mean: float = 0.03
+) -> None:
     """Compare with tolerance: rounding depends on the number of rows, logits are large, and 8-bit pages differ more."""
     factor = 3 if in_8_bits else 1
-    assert (logprobs - expected).abs().mean() < 0.03 * factor
+    assert (logprobs - expected).abs().mean() < mean * factor
     assert torch.allclose(logprobs, expected, atol=0.2 * factor, rtol=0)
 
 
@@ -238,7 +240,7 @@ def keep_largest_step(engine: Engine) -> None:
     """Run small mixed steps in the largest graphs."""
     assert engine._mixed_graphs is not None
     sizes = engine._mixed_graphs.sizes
-    engine._mixed_graphs.sizes = MixedSizes(sizes.num_decoded[-1:], sizes.num_prompt_tokens)
+    engine._mixed_graphs.sizes = MixedSizes(sizes.by_decoded[-1:])
 
 
 def test_a_backend_without_prefill_graphs_has_no_mixed_ones(model_dir: Path) -> None:

@@ -160,6 +160,12 @@ def serve_arrivals(served: Served, samplings: Sequence[dict[str, Any]]) -> None:
 def test_overlap_changes_no_token(
     engine: Engine, sampling: str, scheduler: type[BothScheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as patch:
+        # Compiles the grammars: requests that wait for one would join another step in the first run.
+        served = Served(engine, patch, overlap=False)
+        for number, parameters in enumerate(SAMPLINGS[sampling]):
+            served.submit(f"first{number}", [number + 1], SamplingParams(2, **parameters))
+        served.turn_until(lambda: served.num_ended == len(served.tokens))
     runs = []
     for overlap in (False, True):
         with monkeypatch.context() as patch:

@@ -15,10 +15,10 @@ def test_steps_and_prefills_against_their_floors(monkeypatch: pytest.MonkeyPatch
     engine = FakeEngine(64, contexts.PAGE_SIZE, asynchronous=True)
     monkeypatch.setattr(contexts, "CHUNK_SIZE", 64)
     monkeypatch.setattr(contexts.time, "perf_counter", lambda: len(engine.batches))
-    measured = Contexts(engine, DEEPSEEK_V2_LITE, LIMITS)
+    measured = Contexts(engine, DEEPSEEK_V2_LITE, LIMITS, "fp8_e4m3")
     step, ratio, launch = measured.decode(3, 40)
     assert (step.name, step.value) == ("decode step, batch 3, contexts of 40", 1000)
-    assert ratio.value == 1 / decode_floor(DEEPSEEK_V2_LITE, LIMITS, 3, 40)
+    assert ratio.value == 1 / decode_floor(DEEPSEEK_V2_LITE, LIMITS, 3, 40, "fp8_e4m3")
     assert launch.value == 1000
     assert engine.batches == [("decode", [1, 1, 1])] * (NUM_WARMUPS + NUM_STEPS)
     engine.batches.clear()

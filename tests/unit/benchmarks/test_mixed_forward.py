@@ -17,14 +17,16 @@ def test_same_work_repeats_in_one_forward_and_in_two(monkeypatch: pytest.MonkeyP
     # Two forwards take twice as long as one.
     engine = FakeEngine(8, PAGE_SIZE, asynchronous=True)
     monkeypatch.setattr(mixed_forward.time, "perf_counter", lambda: len(engine.batches))
-    rows = list(measure(engine, 50))
+    rows = list(measure(engine, 50, lambda *of: 0.5))
     assert [row.name for row in rows] == [
         "2 x 32, piece of 8 behind 16: apart",
         "2 x 32, piece of 8 behind 16: mixed",
+        "2 x 32, piece of 8 behind 16: mixed",
         "2 x 32, piece of 5 behind 0: apart",
         "2 x 32, piece of 5 behind 0: mixed",
+        "2 x 32, piece of 5 behind 0: mixed",
     ]
-    assert [row.value for row in rows] == [2000.0, 1000.0] * 2
+    assert [row.value for row in rows] == [2000.0, 1000.0, 2.0] * 2
     assert Counter((mode, tuple(tokens)) for mode, tokens in engine.batches) == {
         ("prefill", (8,)): NUM_STEPS,
         ("prefill", (5,)): NUM_STEPS,

@@ -12,7 +12,8 @@ from tandem.both_worker.worker import make_both_scheduler
 from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
+from tandem.engine.mixed_graphs import MixedSizes
+from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
 from tandem.engine.output import ForwardOutput
 from tandem.messages import Admit, FirstToken, Prefill, Tokens
 from tandem.prefill_worker.budget import PromptRest
@@ -28,7 +29,7 @@ CHUNK_SIZE = 1024
 OBJECTIVE_S = 0.025
 FORWARD_S = 0.003
 ENDLESS = 10**6
-SIZES = MixedSizes((64,), NUM_PROMPT_TOKENS)
+SIZES = MixedSizes.grid((64,), NUM_PROMPT_TOKENS)
 
 
 def step_s(num_requests: int, num_context: int, num_tokens: int, num_attended: int) -> float:

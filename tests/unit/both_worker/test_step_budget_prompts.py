@@ -10,7 +10,8 @@ from tandem.both_worker.worker import make_both_scheduler
 from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cache_manager import CacheManager
-from tandem.engine.mixed_graphs import NUM_PROMPT_TOKENS, MixedSizes
+from tandem.engine.mixed_graphs import MixedSizes
+from tandem.engine.mixed_sizes import NUM_PROMPT_TOKENS
 from tandem.engine.output import ForwardOutput
 from tandem.linear_fit import LinearFit
 from tandem.messages import Admit, Failed, FirstToken, Prefill, Tokens
@@ -231,7 +232,7 @@ def test_minimum_is_shared_by_the_prompts_of_a_step() -> None:
     ],
 )
 def test_padding_counts_all_prompts_of_a_step(rests: list[tuple[int, int]], expected: list[int]) -> None:
-    assert budget_of(MixedSizes((64,), NUM_PROMPT_TOKENS)).fit(prompts(*rests)) == expected
+    assert budget_of(MixedSizes.grid((64,), NUM_PROMPT_TOKENS)).fit(prompts(*rests)) == expected
 
 
 def test_a_step_without_prompts_solves_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:

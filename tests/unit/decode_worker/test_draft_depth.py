@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 
 from tandem.decode_worker.draft_depth import PROBE_STEPS, DraftDepth
+from tandem.engine.draft_costs import DraftCosts
 from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
 
@@ -71,6 +72,23 @@ def test_acceptance_stays_known_where_drafts_lose() -> None:
         chosen.append(depth.choose([(0.01, 4)], 1, 100))
         depth.drafted(chosen[-1], 0.002 * chosen[-1])
     assert sum(chosen) == 2 and max(chosen) == 1
+
+
+def test_first_steps_take_the_measured_time_of_passes() -> None:
+    costs = DraftCosts({1: 0.011, 16: 0.012}, {2: 0.011, 8: 0.011, 128: 0.013}, {1: 0.001, 16: 0.02})
+    depth = DraftDepth(cast(ForwardTimer, Timer(TIMES)), 0.0, costs)
+    assert depth.choose([(0.9, 4)], 1, 100) == 4
+    assert depth.choose([(0.1, 4)] * 16, 16, 100) == 0
+    # The host adds to each step, not to each pass.
+    for _ in range(200):
+        depth.drafted(1, 0.003, 1)
+    for _ in range(200):
+        depth.drafted(0, 0.0)
+    assert depth.choose([(0.8, 4)], 1, 100) == 4
+    for _ in range(100):
+        depth.drafted(1, 0.041, 1)
+        depth.drafted(0, 0.0)
+    assert depth.choose([(0.9, 4)], 1, 100) == 0
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.decode_worker.draft_policy import MAX_DRAFTS, START, DraftPolicy
-from tandem.decode_worker.overlap_price import PROMPT_SHARE, OverlapPrice
+from tandem.decode_worker.overlap_price import FEWEST, MAX_AGE, OverlapPrice, StepTime
 from tandem.decode_worker.pacing import StepPace
 from tandem.engine.draft_costs import DraftCosts
-from tandem.worker.forward_timer import INTERVAL_S, NUM_OVERRUNS, ForwardTimer
+from tandem.worker.forward_timer import INTERVAL_S, ForwardTimer
 from tests.fakes.clock import FakeClock
 
 STEP_S = 0.025
@@ -138,6 +138,23 @@ class Pace(StepPace):
         return self.host_s
 
 
+def passed(
+    device: Device, seconds: float = STEP_S, num_tokens: int = 1, *, has_drafts: bool = False, has_prompts: bool = False
+) -> None:
+    """Lets the policy see a step of one request, which overlaps unless it has drafts."""
+    step = StepTime(seconds, 1, num_tokens, has_drafts, overlaps=not has_drafts, has_prompts=has_prompts)
+    device.policy.timed(step)
+
+
+def num_rested(device: Device, acceptance: float = 0.5) -> int:
+    """Returns the steps until drafts return."""
+    number = 0
+    while not device.choose([acceptance], 1)[0]:
+        passed(device)
+        number += 1
+    return number
+
+
 @pytest.fixture
 def overlapping() -> Iterator[tuple[Device, Pace]]:
     """A device whose steps overlap unless they have drafts."""
@@ -145,7 +162,10 @@ def overlapping() -> Iterator[tuple[Device, Pace]]:
     device.measure()
     device.clock.advance(INTERVAL_S)
     pace = Pace(device.clock)
-    device.policy = DraftPolicy(device.timer, 0.0, price=OverlapPrice(device.timer, pace))
+    device.policy = DraftPolicy(device.timer, 0.0, price=OverlapPrice(pace))
+    for _ in range(FEWEST):
+        assert device.choose([1.0], 1) == [0]
+        passed(device)
     yield device, pace
 
 
@@ -166,18 +186,14 @@ def test_drafts_that_lose_time_end_and_are_tried_again(overlapping: tuple[Device
     num_drafted = 0
     while device.choose([0.5], 1)[0]:
         # More than twice the expected time: outliers count no more than that.
-        device.policy.timed(5 * STEP_S, 2)
+        passed(device, 5 * STEP_S, 2, has_drafts=True)
         num_drafted += 1
     assert 2 <= num_drafted <= 8
-    num_rested = 0
-    while not device.choose([0.5], 1)[0]:
-        device.policy.timed(None, 1)
-        num_rested += 1
-    assert 1 <= num_rested <= 1000
+    assert 1 <= num_rested(device) <= 1000
     # Once they take what is expected, they go on.
     for _ in range(50):
         assert device.choose([0.5], 1)[0]
-        device.policy.timed(1.1 * STEP_S, 2)
+        passed(device, 1.1 * STEP_S, 2, has_drafts=True)
 
 
 def test_drafts_that_are_accepted_less_than_expected_end(overlapping: tuple[Device, Pace]) -> None:
@@ -185,31 +201,43 @@ def test_drafts_that_are_accepted_less_than_expected_end(overlapping: tuple[Devi
     pace.host_s = 0.5 * STEP_S
     num_drafted = 0
     while device.choose([0.5], 1)[0]:
-        device.policy.timed(1.5 * STEP_S, 1)
+        passed(device, 1.5 * STEP_S, 1, has_drafts=True)
         num_drafted += 1
-    assert 2 <= num_drafted <= 20
+    # One request's tokens tell little each.
+    assert 2 <= num_drafted <= 300
 
 
 def test_no_drafts_while_prompts_join_many_steps(overlapping: tuple[Device, Pace]) -> None:
     device, _ = overlapping
+    passed(device, has_prompts=True)
+    once = num_rested(device)
+    for _ in range(5):
+        passed(device, has_prompts=True)
+        passed(device)
+    assert 1 <= once <= 100 < num_rested(device) <= 1000
 
-    def run(num_steps: int, *, with_prompt: bool) -> None:
-        for _ in range(num_steps):
-            if with_prompt:
-                device.timer.prompts_launched(device.clock.now, 100, 100)
-            device.timer.step_launched(1, CONTEXT, is_mixed=with_prompt)
-            device.clock.advance(STEP_S)
-            device.timer.step_ended()
-            if with_prompt:
-                device.timer.prompts_ended(is_mixed=True)
 
-    assert device.timer.share_with_prompts == 0.0
-    run(1, with_prompt=True)
-    assert 0.0 < device.timer.share_with_prompts < PROMPT_SHARE and device.choose([1.0], 1)[0]
-    run(2, with_prompt=True)
-    assert device.choose([1.0], 1) == [0]
-    run(NUM_OVERRUNS, with_prompt=False)
-    assert device.choose([1.0], 1)[0]
+def test_steps_without_drafts_are_measured_again(overlapping: tuple[Device, Pace]) -> None:
+    device, _ = overlapping
+    # Prompts in a step, and the end of one that did not overlap, say nothing of it.
+    passed(device, 10 * STEP_S, has_prompts=True)
+    num_rested(device)
+    device.policy.timed(StepTime(10 * STEP_S, 1, 1, has_drafts=False, overlaps=False, has_prompts=False))
+    assert device.choose([0.5], 1)[0]
+    for _ in range(MAX_AGE):
+        passed(device, 1.1 * STEP_S, 6, has_drafts=True)
+        assert device.choose([0.9], 1)[0]
+    passed(device, 1.1 * STEP_S, 6, has_drafts=True)
+    for _ in range(FEWEST):
+        assert device.choose([0.9], 1) == [0]
+        # Faster than before.
+        passed(device, STEP_S / 4)
+    assert device.choose([0.5], 1)[0]
+
+
+def test_each_batch_size_is_measured(overlapping: tuple[Device, Pace]) -> None:
+    device, _ = overlapping
+    assert device.choose([0.9], 1)[0] and not any(device.choose([0.9] * 2, 2))
 
 
 def test_drafts_fill_the_measured_sizes() -> None:
@@ -232,3 +260,15 @@ def test_unknown_tokens_must_be_right_first(overlapping: tuple[Device, Pace]) ->
     assert device.policy.choose(proposals, 1, context, num_unknown=1) == [0]
     assert device.policy.choose([(1.0, MAX_DRAFTS)], 1, context, num_unknown=1) == [MAX_DRAFTS - 1]
     assert device.policy.choose([(1.0, 1)], 1, context, num_unknown=1) == [0]
+    # No request may need another step.
+    assert device.policy.choose([], 0, 0, num_unknown=1) == []
+
+
+def test_drafts_again_behind_wrong_ones_are_worth_the_wait(overlapping: tuple[Device, Pace]) -> None:
+    device, pace = overlapping
+    pace.host_s = 0.5 * STEP_S
+    for has_drafts in (False, True):
+        for _ in range(500):
+            device.policy.renewed(has_drafts=has_drafts)
+        [count] = device.policy.choose([(0.6, MAX_DRAFTS)], 1, CONTEXT, num_unknown=1)
+        assert (count > 0) == has_drafts

@@ -169,7 +169,7 @@ def test_auto_drafts_nothing_where_the_engine_computes_no_drafts_and_others_are_
         return DecodeScheduler(engine, cache, ListOutbox(), config, time.monotonic).own_stats().drafted
 
     assert drafted("auto") == drafted("off") == ()
-    with pytest.raises(ValueError, match=r"^speculation ngram is for attention that computes several rows"):
+    with pytest.raises(ValueError, match=r"^`speculation` ngram is for attention that computes several rows"):
         drafted("ngram")
     engine.max_drafts = 1
     assert drafted("auto") == drafted("ngram") == (Drafted("ngram", 0, 0, 0),)

@@ -1,5 +1,6 @@
 """Overlap of decode steps with speculation: steps without drafts overlap, and drafts follow known tokens."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +14,6 @@ from tandem.decode_worker.pacing import StepPace
 from tandem.messages import Finished, FirstToken, ForwardTimes, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.sampling_params import SamplingParams
-from tandem.worker.forward_timer import ForwardTimer
 from tests.fakes.clock import FakeClock
 from tests.fakes.engine import FakeEngine, expected_tokens
 from tests.fakes.scripted_drafter import ScriptedDrafter, scripted
@@ -39,13 +39,20 @@ def wrong(token_ids: Sequence[int], most: int) -> Sequence[int]:
 class Price(OverlapPrice):
     """A given price, whatever steps take on the test's clock, which stands still."""
 
-    def __init__(self, timer: ForwardTimer, lost_s: float) -> None:
-        super().__init__(timer, StepPace(FakeClock()))
+    def __init__(self, lost_s: float) -> None:
+        super().__init__(StepPace(FakeClock()))
         self._lost_s = lost_s
 
     @property
     def allows_drafts(self) -> bool:
         return True
+
+    @property
+    def limit_s(self) -> float:
+        return math.inf
+
+    def plain_s(self, num_requests: int) -> float | None:
+        return TIMES.step_s
 
     def seconds(self, device_s: float) -> float:
         return device_s + self._lost_s
@@ -62,7 +69,7 @@ class Speculating:
         assert isinstance(scheduler._drafting, Drafting)
         if scheduler._drafting._policy is not None:
             scheduler._drafting._drafter = ScriptedDrafter
-            scheduler._drafting._policy._price = Price(scheduler._timer, lost_s)
+            scheduler._drafting._policy._price = Price(lost_s)
         scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
         # Steps in flight when one runs, and each step's rows.
         self.in_flight: list[int] = []
@@ -156,7 +163,7 @@ def test_random_drafts_beside_prompts_change_no_token(seed: int, min_mixed: int)
     assert isinstance(scheduler._drafting, Drafting)
     scheduler._drafting._drafter = ScriptedDrafter
     assert scheduler._drafting._policy is not None
-    scheduler._drafting._policy._price = Price(scheduler._timer, 0.0)
+    scheduler._drafting._policy._price = Price(0.0)
     scheduler._timer.times = lambda: TIMES  # type: ignore[method-assign]
     waiting = list(prompts)
     with scripted(guess, FEW_DRAFTS):

@@ -49,7 +49,9 @@ def test_adapters_are_read_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'good' is a name of the served model"):
         read_adapters(config, config.engine(config.model), ("good",))
     narrow = replace(config, max_lora_rank=2)
-    with pytest.raises(ValueError, match=r"adapter 'good' cannot be served: .* has rank 4, more than max_lora_rank 2"):
+    with pytest.raises(
+        ValueError, match=r"adapter 'good' cannot be served: .* has rank 4, more than --max-lora-rank 2"
+    ):
         read_adapters(narrow, narrow.engine(config.model), ("model",))
 
 

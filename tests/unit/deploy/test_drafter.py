@@ -24,8 +24,8 @@ def test_names_become_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("speculation", "message"),
     [
-        ("draft:absent", "model 'absent' not found"),
-        ("eagle:absent", "speculation eagle:absent: absent is not a directory"),
+        ("draft:absent", "^`speculation` draft:absent names no drafter: model 'absent' not found"),
+        ("eagle:absent", "^`speculation` eagle:absent names no drafter: absent is not a directory"),
         ("eagle:.", "has no safetensors weights"),
     ],
 )
@@ -41,17 +41,17 @@ def test_absent_drafters_are_refused(
 
 @pytest.mark.parametrize("speculation", ["draft", "draft:", "mtp:x", "eagle"])
 def test_incomplete_values_are_refused(speculation: str) -> None:
-    with pytest.raises(ValueError, match="speculation must be one of draft:MODEL, eagle:DIR, mtp, not"):
+    with pytest.raises(ValueError, match="`speculation` must be one of draft:MODEL, eagle:DIR, mtp, not"):
         ClusterConfig("m", speculation=speculation)
 
 
 def test_several_ranks_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^speculation mtp is for workers of one rank: leave it out, or tp$"):
+    with pytest.raises(ValueError, match=r"^`speculation` mtp is for workers of one rank: "):
         ClusterConfig("m", tp=2, speculation="mtp")
 
 
 @pytest.mark.parametrize("speculation", ["draft:m", "eagle:.", "mtp"])
-def test_gpus_are_refused(speculation: str) -> None:
-    with pytest.raises(ValueError, match=f"^speculation {speculation} is for device cpu, because drafts by a model"):
-        ClusterConfig("m", device="cuda", speculation=speculation)
+def test_engines_on_gpus_have_drafters_and_graphs_of_drafts(speculation: str) -> None:
+    engine = ClusterConfig("m", device="cuda", speculation=speculation).engine("/m")
+    assert engine.drafter == speculation and engine.max_drafts > 0
     assert ClusterConfig("m", device="cuda", speculation="ngram").engine("/m").drafter == ""

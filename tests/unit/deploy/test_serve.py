@@ -112,6 +112,29 @@ def test_a_model_without_config_weights_or_tokenizer(
     assert f"{model_dir} has no tokenizer.json" in error
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_drafter_that_cannot_draft(
+    device: str,
+    model_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where nothing but the start of Ray would find it."""
+    monkeypatch.setattr(ClusterConfig, "_check_speculation", lambda self: None)
+    model = ("--model", str(model_dir), "--load-format", "dummy", "--device", device, *PORTS)
+    error = refusal(capsys, *model, "--speculation", "draft:/no/such")
+    assert "--speculation draft:/no/such names no drafter: model '/no/such' not found: give a directory" in error
+    error = refusal(capsys, *model, "--speculation", "eagle:/no/such")
+    assert "--speculation eagle:/no/such names no drafter: /no/such is not a directory" in error
+    other = tmp_path_factory.mktemp("other")
+    (other / "config.json").write_text(json.dumps(TINY_LLAMA))
+    for directory, token in ((model_dir, "a"), (other, "b")):
+        (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {token: 0}}}))
+    error = refusal(capsys, *model, "--speculation", f"draft:{other}")
+    assert f"{other} has another vocabulary than the model: token 0 is 'b', not 'a'" in error
+
+
 def test_a_chat_template_that_cannot_be_used(
     model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,7 +217,27 @@ def test_an_address_that_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_pool_that_does_not_fit(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dummy = ("--model", str(model_dir), "--load-format", "dummy", *PORTS)
     error = refusal(capsys, *dummy, "--num-pages", "9999999999")
+    assert error.startswith("tandem: 2 pools of 9999999999 pages of ")
     assert "MiB of memory are free; use a --num-pages of at most" in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--routing", "no_such_package.policies:Mine"),
+            "no_such_package.policies:Mine cannot be imported: No module named 'no_such_package'; install it",
+        ),
+        (
+            ("--eviction", "json:JSONDecoder"),
+            "json:JSONDecoder must be a class that derives from tandem.engine.kvcache.eviction.base.EvictionPolicy",
+        ),
+    ],
+)
+def test_classes_of_ones_own_that_cannot_be_used(
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "--model", "never-looked-for", *PORTS, *flags).startswith(f"tandem: {message}")
 
 
 def test_a_length_that_is_too_large(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

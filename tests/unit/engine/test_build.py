@@ -178,13 +178,6 @@ def test_the_layout_decides_between_backends(
         build(latents, 4)
 
 
-def test_quantized_pages_of_latents_are_refused(tmp_path: Path) -> None:
-    model_dir = write_latent_model(tmp_path / "latents")
-    config = EngineConfig(model_dir, load_format="dummy", num_pages=4, kv_cache_dtype="fp8_e4m3")
-    with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn: use kv_cache_dtype auto"):
-        build_engine(config, "build-latents", list[str]().append)
-
-
 def write_latent_model(directory: Path) -> str:
     sizes = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "q_lora_rank": None}
     raw = {**TINY_LLAMA, **TINY_EXPERTS, **sizes, "architectures": ["DeepseekV2ForCausalLM"], "num_key_value_heads": 2}

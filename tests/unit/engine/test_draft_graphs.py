@@ -15,6 +15,7 @@ from tandem.engine.draft_costs import DraftCosts
 from tandem.engine.draft_graphs import DraftGraphs, draft_graph_sizes
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs
+from tandem.engine.layers.experts.counts import staged_rows
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.trial_batches import TrialBatches
 from tandem.sampling_params import SamplingParams
@@ -75,6 +76,9 @@ def test_all_sizes_of_steps_are_timed(model_dir: str, monkeypatch: pytest.Monkey
     plain = DecodeGraphs(engine.model, attention, device, 4, 8, list[str]().append)
     drafted = DraftGraphs(engine.model, attention, device, [2, 8], 8, list[str]().append)
     assert plain.times_s((1, 4, 6)) == {1: 1.5, 4: 1.5} and drafted.times_s() == {2: 1.5, 8: 1.5}
+    # Rows that do not count would choose no experts.
+    rows = staged_rows(8, 8)
+    assert drafted._graphs[8].staged.view(torch.int64)[8 : 8 + len(rows)].tolist() == rows.tolist()
     engine.close()
 
 
@@ -99,3 +103,6 @@ def test_drafts_cost_what_the_next_size_takes() -> None:
     assert list(costs.extras_s(3, 5)) == [(5, pytest.approx(0.5))]
     assert list(costs.extras_s(8, 4)) == [(4, pytest.approx(1.0))]
     assert not list(costs.extras_s(16, 4))
+    assert costs.pass_s(1) == 0.0
+    costs = DraftCosts({1: 4.0}, {2: 4.1}, {1: 0.5, 4: 0.75})
+    assert [costs.pass_s(rows) for rows in (1, 2, 4, 5)] == [0.5, 0.75, 0.75, 0.75]

@@ -13,7 +13,13 @@ from tandem.engine.batch import Batch
 from tandem.engine.build import build_engine
 from tandem.engine.config import MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_graphs import SIZES as DRAFT_ROWS
-from tandem.engine.dry_run import launch_bound_sizes, measure_memory
+from tandem.engine.dry_run import (
+    LARGE_LAUNCH_BOUND,
+    Measured,
+    launch_bound_large_sizes,
+    launch_bound_sizes,
+    measure_memory,
+)
 from tandem.engine.engine import Engine
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.mixed_graphs import MixedSizes
@@ -91,7 +97,7 @@ def test_the_largest_forwards_run_on_a_single_page(model_dir: str, monkeypatch: 
     engine = build(model_dir, 1)
     device = FakeDevice(monkeypatch, engine)
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=9, cuda_graph_max_bs=4)
-    memory, prefill_sizes, _ = measure_memory(engine, config, 1000 * MIB, device.capture, None, None)
+    memory, prefill_sizes, *_ = measure_memory(engine, config, 1000 * MIB, device.capture, None, None)
     # New prompts first, then continued ones.
     prefills = [("prefill", num_tokens) for num_tokens in (*dry_run.SMALL_PREFILLS, 300)]
     forwards = [(b.mode, b.num_tokens) for b in device.batches]
@@ -149,10 +155,31 @@ def test_prefill_graph_memory_is_estimated_from_the_largest(model_dir: str, monk
             device.free += self._taken
 
     config = EngineConfig(model_dir, max_chunk_tokens=64, max_batch_size=0, cuda_graph_max_bs=0)
-    memory, sizes, _ = measure_memory(engine, config, 1000 * MIB, None, Captured, None)
+    memory, sizes, *_ = measure_memory(engine, config, 1000 * MIB, None, Captured, None)
     assert sizes == bound and tried == [bound[-6:]]
     # Enough for ten graphs, and at most twice as much.
     assert 90 * MIB <= memory.graphs <= 180 * MIB and memory.free == 900 * MIB
+
+
+def test_large_graphs_follow_the_largest_short_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(model_dir, 1)
+    FakeDevice(monkeypatch, engine, computes=False)
+    monkeypatch.setattr(
+        dry_run, "launch_bound_large_sizes", lambda engine, trials, max_tokens, **by: (4096, max_tokens)
+    )
+    config = EngineConfig(model_dir, max_chunk_tokens=5000, max_batch_size=0, cuda_graph_max_bs=0, max_model_len=64)
+    tried: list[Sequence[int]] = []
+
+    def measured(*short_sizes: int) -> Measured:
+        monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: short_sizes)
+        return measure_memory(
+            engine, config, 1000 * MIB, None, lambda sizes: None, None, capture_large=lambda sizes: tried.append(sizes)
+        )
+
+    assert measured(16, 1024).large_sizes == () and not tried
+    both = measured(16, 2048)
+    # Page tables of as many prompts as a prefill has at most, with 4 pages each.
+    assert both.large_sizes == (4096, 5000) == tried[0] and both.memory.graphs == 4 * MAX_PREFILL_BATCH_SIZE * 4
 
 
 def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,18 +200,18 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
             device.free += self._taken
 
     config = EngineConfig(
-        model_dir, max_chunk_tokens=256, max_batch_size=20, cuda_graph_max_bs=20, max_model_len=64, mixed_steps=True
+        model_dir, max_chunk_tokens=256, max_batch_size=64, cuda_graph_max_bs=64, max_model_len=64, mixed_steps=True
     )
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
-    # Twice the largest prefill graph fits the smallest mixed one.
-    assert measured.mixed_sizes == MixedSizes((16, 20), (128,))
+    # Up to the first that fits twice the largest prefill graph.
+    assert measured.mixed_sizes == MixedSizes(((32, (96, 160)), (64, (64, 128))))
     monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: (16, 128))
     tried.clear()
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
-    assert measured.mixed_sizes == MixedSizes((16, 20), (128, 192, 256))
-    assert tried == [MixedSizes((16, 20), (256,)), MixedSizes((20,), (256,))]
-    # Six graphs, and page tables of 20 sequences and 16 prompts with 4 pages each.
-    assert measured.memory.graphs == 70 * MIB + 4 * 36 * 4
+    assert measured.mixed_sizes == MixedSizes(((32, (96, 160, 224, 352)), (64, (64, 128, 192, 320))))
+    assert tried == [MixedSizes(((32, (352,)), (64, (320,)))), MixedSizes(((64, (320,)),))]
+    # Eight graphs, and page tables of 64 sequences and 16 prompts with 4 pages each.
+    assert measured.memory.graphs == 80 * MIB + 4 * 80 * 4
 
 
 def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +244,9 @@ def test_steps_with_drafts_are_measured(model_dir: str, monkeypatch: pytest.Monk
     # A worker without decode steps has none.
     measured = measure_memory(engine, replace(config, max_batch_size=0), 1000 * MIB, None, None, None, capture)
     assert len(tried) == 1 and measured.memory.graphs == 0
+    measured = measure_memory(engine, config, 1000 * MIB, None, None, None, capture_passes=capture)
+    # The largest of the sizes up to 16 sequences.
+    assert tried[1:] == [(1, 2, 4, 8, 16)] and measured.memory.graphs == 4 * 16 * 4
     engine.max_drafts = 0
     device.batches.clear()
     measure_memory(engine, config, 1000 * MIB, None, None, None)
@@ -275,6 +305,17 @@ def test_graphs_cover_launch_bound_sizes(token_s: float, largest: int) -> None:
     sizes = launch_bound_sizes(Device(clock, token_s), TRIALS, 8192, clock)
     assert max(sizes, default=0) == largest
     assert sizes == tuple(size for size in SIZES if size <= largest)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_launch", "sizes"), [(10_000, (4096, 8192)), (1500, (4096, 8192)), (1000, (4096,)), (600, ())]
+)
+def test_large_prefills_of_slow_models_have_no_graphs(tokens_per_launch: int, sizes: tuple[int, ...]) -> None:
+    clock = FakeClock()
+    device = Device(clock, LAUNCH_S / tokens_per_launch)
+    assert launch_bound_large_sizes(device, TRIALS, 8192, clock) == (512, 1024, 2048, *sizes)
+    assert all(size <= LARGE_LAUNCH_BOUND * tokens_per_launch for size in sizes)
+    assert max(device.prompt_lens) == 512
 
 
 @pytest.mark.parametrize("when", range(2))

@@ -13,7 +13,7 @@ from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes
 from tandem.engine.prefill_graphs import MAX_PROMPTS, PrefillGraphs
 
 LARGEST_PREFILL_GRAPH = 512
-MIXED_SIZES = MixedSizes((16, 32), (128, 256))
+MIXED_SIZES = MixedSizes.grid((16, 32), (128, 256))
 
 
 class Graphs:

@@ -10,6 +10,7 @@ from tandem.engine.floors import (
     decode_floor,
     decode_flops,
     kv_bytes_per_token,
+    mixed_floor,
     prefill_floor,
     prefill_flops,
     read_weight_bytes,
@@ -78,6 +79,15 @@ def test_floors_count_reads_and_computation() -> None:
     # 55 visible query-key pairs, 64 numbers each over all heads, two products of two operations.
     attention = 2 * 55 * 64 * 4
     assert prefill_floor(SMALL, slow_math, 3, 10) == 3 * (2 * layers * 10 + 2 * head + attention)
+
+
+def test_a_mixed_step_reads_keys_and_values_after_the_products() -> None:
+    layers, head = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128), 300 * 64
+    slow_memory, slow_math = Limits(1.0, 1e30), Limits(1e30, 1.0)
+    assert mixed_floor(SMALL, slow_memory, 3, 10, 20, 5) == decode_floor(SMALL, slow_memory, 3, 10)
+    # Logits of the three, and of the prompt's last token, whose 20 tokens see 5 and each other.
+    attention = 2 * (20 * 5 + 20 * 21 // 2) * 64 * 4
+    assert mixed_floor(SMALL, slow_math, 3, 10, 20, 5) == 2 * (layers * 23 + head * 4) + attention
 
 
 def test_fp8_weights_are_half_as_large_and_multiplied_twice_as_fast() -> None:
@@ -153,8 +163,8 @@ def test_latents_are_read_once_for_all_heads() -> None:
     assert decode_floor(LATENT, slow_math, 3, 10) == 2 * 3 * (products + head) + 2 * 30 * 2 * 4 * (24 + 20)
     # 55 pairs of queries and keys of 16 numbers and values of 8.
     assert prefill_floor(LATENT, slow_math, 1, 10) == 2 * products * 10 + 2 * head + 2 * 55 * 2 * 4 * (16 + 8)
-    with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn"):
-        decode_floor(LATENT, H200, 1, 10, "fp8_e4m3")
+    # The latent's 20 numbers are bytes, the rotated 4 are not.
+    assert kv_bytes_per_token(LATENT, "fp8_e4m3") == 2 * (20 + 2 * 4)
 
 
 def test_chosen_tokens_are_fewer_than_index_keys() -> None:

@@ -17,7 +17,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.layers.experts.counts import NUM_STAGED
 from tandem.engine.mixed_graphs import MixedGraphs, MixedSizes, staged_numbers
-from tandem.engine.mixed_sizes import NUM_DECODED, NUM_PROMPT_TOKENS
+from tandem.engine.mixed_sizes import NUM_DECODED, NUM_ROWS
 from tandem.engine.output import Feed, ForwardOutput
 from tandem.engine.prefill_graphs import MAX_PROMPTS
 from tandem.engine.token_sequence import TokenSequence
@@ -29,21 +29,27 @@ FIRST_STAGED = 1000
 
 
 def test_sizes_are_close_and_graphs_few() -> None:
-    for sizes in (NUM_DECODED, NUM_PROMPT_TOKENS):
-        assert all(smaller < larger <= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
     largest = MixedSizes.up_to(256, 8192)
-    assert largest == MixedSizes(NUM_DECODED, NUM_PROMPT_TOKENS)
-    assert len(largest.pairs()) <= 50 and largest.pairs()[0] == (256, 1024)
+    assert largest.num_decoded == NUM_DECODED
+    for sizes in (NUM_DECODED, *(beside for _, beside in largest.by_decoded)):
+        assert all(smaller < larger <= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
+    assert len(largest.pairs()) <= 60 and largest.pairs()[0] == (256, 1024)
+    assert len(largest.num_prompt_tokens) <= 36
+
+
+def test_products_of_a_mixed_step_have_fitting_rows() -> None:
+    for num_decoded, beside in MixedSizes.up_to(256, 8192).by_decoded:
+        assert {max(32, num_decoded) + size for size in beside} <= set(NUM_ROWS)
 
 
 @pytest.mark.parametrize(
     ("max_decoded", "max_prompt_tokens", "expected"),
     [
-        (1, 1, MixedSizes((1,), (128,))),
-        (16, 128, MixedSizes((16,), (128,))),
-        (20, 129, MixedSizes((16, 20), (128, 192))),
-        (33, 1024, MixedSizes((16, 32, 33), NUM_PROMPT_TOKENS)),
-        (512, 64, MixedSizes((*NUM_DECODED, 512), (128,))),
+        (1, 1, MixedSizes.grid((1,), (96,))),
+        (16, 96, MixedSizes.grid((16,), (96,))),
+        (20, 97, MixedSizes.grid((20,), (96, 160))),
+        (70, 128, MixedSizes(((32, (96, 160)), (64, (64, 128)), (70, (112, 176))))),
+        (512, 64, MixedSizes((*MixedSizes.up_to(256, 64).by_decoded, (512, (128,))))),
     ],
 )
 def test_the_largest_step_and_the_largest_piece_have_a_graph(
@@ -55,7 +61,7 @@ def test_the_largest_step_and_the_largest_piece_have_a_graph(
 
 
 def test_forward_runs_in_the_smallest_fitting_graph() -> None:
-    sizes = MixedSizes((16, 20), (128, 192))
+    sizes = MixedSizes.grid((16, 20), (128, 192))
     assert [sizes.smallest(*pair) for pair in ((1, 1), (16, 128), (17, 129), (20, 192))] == [
         (16, 128),
         (16, 128),
@@ -67,7 +73,7 @@ def test_forward_runs_in_the_smallest_fitting_graph() -> None:
 
 
 def test_chunks_are_cut_to_avoid_padding() -> None:
-    sizes = MixedSizes((16, 20), (128, 192))
+    sizes = MixedSizes.grid((16, 20), (128, 192))
     assert [sizes.num_unpadded(20, n) for n in (127, 128, 191, 192)] == [127, 128, 128, 192]
     assert sizes.num_unpadded(20, 193) == 193 and sizes.num_unpadded(21, 150) == 150
     assert MixedSizes().num_unpadded(1, 150) == 150
@@ -185,7 +191,7 @@ def test_graph_matches_single_launches_and_feeds_the_next(engine: Engine, num_de
 
     expected, expected_pages = decode_beside_prompts(engine, launch)
     assert [len(token_ids) for token_ids in expected] == [2, 3, 3]
-    graphs = graphs_of(engine, MixedSizes(num_decoded, (6, 8)))
+    graphs = graphs_of(engine, MixedSizes.grid(num_decoded, (6, 8)))
     fed: list[list[int]] = []
 
     def run(batch: Batch, fed_ids: torch.Tensor) -> torch.Tensor:
@@ -204,7 +210,7 @@ def test_graph_matches_single_launches_and_feeds_the_next(engine: Engine, num_de
 
 
 def test_forward_without_a_graph_is_launched_kernel_by_kernel(engine: Engine) -> None:
-    graphs = graphs_of(engine, MixedSizes((2,), (40,)))
+    graphs = graphs_of(engine, MixedSizes.grid((2,), (40,)))
 
     def runs(
         num_decoded: int,
@@ -239,7 +245,7 @@ def test_forward_without_a_graph_is_launched_kernel_by_kernel(engine: Engine) ->
 
 def test_a_backend_without_prefill_graphs_has_no_mixed_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixedSizes, "for_prefill_graphs", GraphableBackend.for_prefill_graphs)
-    graphs = graphs_of(engine, MixedSizes((2,), (40,)))
+    graphs = graphs_of(engine, MixedSizes.grid((2,), (40,)))
     assert graphs.sizes == MixedSizes()
     decoded, prompt = sequence_of(1, 0), sequence_of(3, 10)
     for s in (decoded, prompt):

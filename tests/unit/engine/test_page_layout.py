@@ -25,12 +25,14 @@ def test_every_architecture_has_a_layout(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = ModelConfig.from_dir(tmp_path)
     if ARCHITECTURES[architecture].latent is not None:
-        if quantized_to:
-            with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn"):
+        if quantized_to and config.indexer is not None:
+            with pytest.raises(ValueError, match=r"^pages of latents with index keys cannot be float8_e4m3fn"):
                 page_layout_of(config, 4, "float32", kv_cache_dtype)
             return
         latents = page_layout_of(config, 4, "float32", kv_cache_dtype)
-        expected = LatentLayout(num_layers=2, page_size=4, kv_rank=512, rope_dim=64, dtype="float32")
+        expected = LatentLayout(
+            num_layers=2, page_size=4, kv_rank=512, rope_dim=64, dtype="float32", quantized_to=quantized_to
+        )
         if isinstance(latents, IndexedLayout):
             assert config.indexer is not None and latents.index_dim == 128
             latents = latents.latents

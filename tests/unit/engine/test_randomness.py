@@ -3,7 +3,7 @@
 import numpy as np
 
 from tandem.engine import randomness
-from tandem.engine.randomness import uniform
+from tandem.engine.randomness import uniform, uniforms
 
 
 def test_uniform_numbers() -> None:
@@ -27,3 +27,10 @@ def test_uniform_is_splitmix64() -> None:
     for position in range(5):
         expected = randomness._mix((state + position * 0x9E3779B97F4A7C15) % 2**64)
         assert uniform(42, position) == (expected >> 11) / 2**53
+
+
+def test_many_numbers_at_once_are_those_of_each() -> None:
+    seeds, positions = [0, 1, 2**63 + 5, 2**64 - 1, 42], np.array([0, 7, 2**40, 1, 99_999])
+    expected = [uniform(seed, position) for seed, position in zip(seeds, positions.tolist(), strict=True)]
+    assert uniforms(seeds, positions).tolist() == expected
+    assert uniforms(seeds, np.stack((positions + 1, positions)))[1].tolist() == expected

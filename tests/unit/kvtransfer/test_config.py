@@ -11,7 +11,7 @@ def test_every_transport_may_be_named() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one transport"):
         LinkConfig(())
-    with pytest.raises(ValueError, match="transport must be one of nvlink, nccl, shared_memory, tcp"):
+    with pytest.raises(ValueError, match="`transport` must be one of nvlink, nccl, shared_memory, tcp"):
         LinkConfig(("shared_memory", "carrier_pigeon"))
 
 

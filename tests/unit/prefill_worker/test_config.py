@@ -16,5 +16,5 @@ def test_every_policy_may_be_named(schedule: str) -> None:
 
 
 def test_unknown_policies_are_refused() -> None:
-    with pytest.raises(ValueError, match="schedule must be one of fcfs, lpm"):
+    with pytest.raises(ValueError, match="`schedule` must be one of fcfs, lpm"):
         PrefillConfig(schedule="best")

@@ -14,9 +14,9 @@ from tandem.router.config import RouterConfig
         (
             "routing",
             "best",
-            "routing must be one of round_robin, least_loaded, power_of_two, cache_aware, least_cost, or the",
+            "`routing` must be one of round_robin, least_loaded, power_of_two, cache_aware, least_cost, or the",
         ),
-        ("routing", "package.module:", "routing must be one of"),
+        ("routing", "package.module:", "`routing` must be one of"),
         ("api_keys", ("a key",), "an API key must be printable ASCII without spaces"),
         ("api_keys", ("key 1.5",), "the highest priority "),
         ("api_keys", (f"key {2**31}",), "the highest priority "),

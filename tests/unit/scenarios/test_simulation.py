@@ -17,7 +17,7 @@ NUM_SCHEDULES = int(os.environ.get("TANDEM_SCHEDULES", "128"))
 NUM_PARTS = 4
 # Of each worker, by part.
 NUM_RANKS = (1, 2, 1, 3)
-SPECULATES = (False, False, True, False)
+SPECULATES = (False, False, True, True)
 
 
 def explore(number: int, num_schedules: int, asynchronous: bool, two_way: bool, part: int) -> None:

@@ -29,12 +29,13 @@ NUM_FREE_PAGES = NUM_PAGES - 2 * PAGE_SIZE
 
 
 def outputs_with_right_drafts(
-    engine: Engine, samplings: Sequence[SamplingParams], given_up: Sequence[int] = ()
+    engine: Engine, samplings: Sequence[SamplingParams], given_up: Sequence[int] = (), beyond: Sequence[int] = ()
 ) -> tuple[list[Request], Drafted]:
     """Returns the requests, whose results are those without speculation, and their drafts.
 
     Args:
         given_up: lengths of the output at which another attempt begins.
+        beyond: tokens that are drafted in place of a final stop token, and behind it.
     """
     draw_weights(engine, 5)
     plain, speculating = Requests(), Requests()
@@ -45,7 +46,9 @@ def outputs_with_right_drafts(
     known = [request.prompt_ids + request.token_ids for request in plain.values()]
 
     def right(token_ids: Sequence[int], most: int) -> list[int]:
-        return next(ids for ids in known if ids[: len(token_ids)] == token_ids)[len(token_ids) :][:most]
+        ids = next(ids for ids in known if ids[: len(token_ids)] == token_ids)
+        end = len(ids) - 1 if beyond and ids[-1] in ENDS else len(ids)
+        return [*ids[len(token_ids) : end], *beyond][:most]
 
     with scripted(right, MAX_DRAFTS) as path:
         [drafted] = speculating.run(engine, DecodeConfig(speculation=path), NUM_FREE_PAGES)
@@ -102,6 +105,14 @@ def test_grammar_that_ends_within_a_step_ends_the_output(engine: Engine) -> None
     grammar = LLMatcher.grammar_from_regex("(ab){6}")
     [request], _ = outputs_with_right_drafts(engine, [SamplingParams(24, grammar=grammar, stop_token_ids=ENDS)])
     assert request.finish_reason == "stop" and request.token_ids[-1] in ENDS and len(request.token_ids) < 24
+
+
+def test_drafts_beyond_the_end_of_a_grammar_do_not_count(engine: Engine) -> None:
+    sampling = SamplingParams(24, grammar=LLMatcher.grammar_from_regex("(ab){6}"), stop_token_ids=ENDS)
+    [request], drafted = outputs_with_right_drafts(engine, [sampling], beyond=PROMPT)
+    assert request.finish_reason == "stop" and request.token_ids[-1] in ENDS
+    # The first token and the last are no drafts.
+    assert drafted.num_tokens == drafted.num_accepted <= len(request.token_ids) - 2
 
 
 def test_stop_token_within_a_step_ends_the_output(engine: Engine) -> None:

@@ -56,12 +56,12 @@ def test_a_class_is_found_by_name_or_by_path(name: str) -> None:
         (
             "sqare",
             "",
-            r"shape must be one of none, square, .* not 'sqare' \(did you mean 'square'\?\)$",
+            r"`shape` must be one of none, square, .* not 'sqare' \(did you mean 'square'\?\)$",
         ),
         ("", "", "not ''$"),
-        ("circle", "cpu", "shape circle does not work with device cpu: use one of none, square, absent$"),
-        ("a module:Class", "", "shape must be one of"),
-        ("module:", "", "shape must be one of"),
+        ("circle", "cpu", "`shape` circle does not work with `device` cpu: use one of none, square, absent$"),
+        ("a module:Class", "", "`shape` must be one of"),
+        ("module:", "", "`shape` must be one of"),
     ],
 )
 def test_unknown_name_is_refused_with_the_choices(name: str, device: str, message: str) -> None:

@@ -109,7 +109,7 @@ def test_worker_exports_its_stats() -> None:
         sample("tandem_prefill_computed_tokens_total", **worker): 500,
         sample("tandem_given_back_total", **worker): 3,
         sample("tandem_leases_expired_total", **worker): 4,
-        sample("tandem_drafts_total", source="ngram", **worker): 5,
+        sample("tandem_proposals_total", source="ngram", **worker): 5,
         sample("tandem_drafted_tokens_total", source="ngram", **worker): 18,
         sample("tandem_accepted_tokens_total", source="ngram", **worker): 9,
         **{

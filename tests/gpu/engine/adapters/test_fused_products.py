@@ -1,5 +1,7 @@
 """The kernel of a base's gated product with adapters, against plain torch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +81,15 @@ def test_a_graph_runs_again_with_other_adapters() -> None:
         graph.replay()
         for out in outs:
             product.check(out, slots)
+
+
+@pytest.mark.parametrize(("capability", "num_multiprocessors"), [((12, 0), 188), ((9, 0), 46)])
+def test_other_gpus_take_other_kernels(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], num_multiprocessors: int
+) -> None:
+    shared_memory = 101_376 if capability[0] > 9 else 232_448
+    properties = SimpleNamespace(multi_processor_count=num_multiprocessors, shared_memory_per_block_optin=shared_memory)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    product = Product(RANK_16, 32)
+    assert product.products.shape(32, product.linear, product.case.weights) is None

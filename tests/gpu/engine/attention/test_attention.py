@@ -5,12 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tandem.engine.attention.base import GraphableHeadBackend, HeadBackend
+from tandem.engine.attention.base import Attention, GraphableHeadBackend, HeadAttention, HeadBackend
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.pool import KvPool
 from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
+from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
+from tandem.engine.token_sequence import TokenSequence
 from tests.fakes.attention import AttentionOracle
 
 NUM_LAYERS = 2
@@ -165,13 +166,15 @@ def test_mixed_forwards_beyond_the_decode_kernel_limit() -> None:
 
 
 class FixedSizePrefill(HeadBackend):
-    """Prefill with fixed tensors and padding, as graphs do."""
+    """Prefill with fixed tensors and padding, as graphs do. Args: has_new: new prompts alone read no pages."""
 
-    def __init__(self, backend: GraphableHeadBackend, size: int, max_sequences: int) -> None:
-        self._graphed = backend.for_prefill_graphs([16, size], max_sequences, NUM_PAGES)[size]
+    def __init__(self, backend: GraphableHeadBackend, size: int, max_sequences: int, *, has_new: bool = False) -> None:
+        self._reading = backend.for_prefill_graphs([16, size], max_sequences, NUM_PAGES)[size]
+        self._new = backend.for_new_prompt_graphs([16, size], max_sequences)[size] if has_new else self._reading
         self._size = size
 
     def plan(self, batch: Batch) -> None:
+        self._graphed = self._reading if any(s.cached_len for s in batch.sequences) else self._new
         self._graphed.plan(batch.sequences)
         positions = [p for s in batch.sequences for p in range(s.cached_len, s.device_len)]
         assert self._graphed.positions.tolist() == positions + [0] * (self._size - batch.num_tokens)
@@ -185,17 +188,62 @@ class FixedSizePrefill(HeadBackend):
 
 @pytest.mark.parametrize(("num_q_heads", "num_kv_heads"), [(9, 3), (32, 8), (8, 1)])
 @pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("has_new", [False, True])
 def test_prefill_of_a_fixed_size_over_long_and_short_sequences(
-    num_q_heads: int, num_kv_heads: int, head_dim: int
+    num_q_heads: int, num_kv_heads: int, head_dim: int, has_new: bool
 ) -> None:
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
     layout = KvHeadLayout(NUM_LAYERS, 16, num_kv_heads, head_dim, "bfloat16")
     pool = CudaKvPool(layout, NUM_PAGES, torch.device("cuda", 0))
-    oracle = AttentionOracle(pool, num_q_heads, lambda pool, heads: FixedSizePrefill(flashinfer(pool, heads), 512, 4))
+    if has_new and not flashinfer(pool, num_q_heads).graphs_new_prompts:
+        pytest.skip("this GPU has no such graphs")
+    oracle = AttentionOracle(
+        pool, num_q_heads, lambda pool, heads: FixedSizePrefill(flashinfer(pool, heads), 512, 4, has_new=has_new)
+    )
     long, middle, short, one = oracle.add(2000), oracle.add(515), oracle.add(4), oracle.add(1)
+    oracle.step("prefill", {oracle.add(200): 200, oracle.add(130): 130, oracle.add(3): 3}, max_error=MAX_ERROR)
     oracle.step("prefill", {long: 512}, max_error=MAX_ERROR)
     oracle.step("prefill", {long: 300, short: 1}, max_error=MAX_ERROR)
     oracle.step("prefill", {short: 1, long: 1, one: 1, middle: 509}, max_error=MAX_ERROR)
     oracle.step("prefill", {middle: 5}, max_error=MAX_ERROR)
     oracle.step("prefill", {long: 511}, max_error=MAX_ERROR)
+
+
+def test_kinds_side_by_side_in_a_graph_have_the_bits_of_one_after_the_other() -> None:
+    from tandem.engine.attention.mixed import graphed_by_kind
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    device = torch.device("cuda", 0)
+    layout = KvHeadLayout(NUM_LAYERS, 16, 8, 128, "bfloat16")
+    pool = CudaKvPool(layout, NUM_PAGES, device)
+    layout.view(pool.memory_and_dummy).normal_()
+    backend = flashinfer(pool, 32)
+    decoded = [TokenSequence([0] * n, n, list(range(first, first + 80)), n - 1) for n, first in ((5, 0), (1200, 80))]
+    prompt = TokenSequence([0] * 1000, 1000, list(range(160, 240)), 950)
+    for sequence in (*decoded, prompt):
+        sequence.extend(sequence.remaining_len)
+    decode = backend.for_graphs([2], NUM_PAGES)[2]
+    prefill = backend.for_prefill_graphs([50], 2, NUM_PAGES)[50]
+    decode.plan(decoded)
+    prefill.plan([prompt])
+    qkv = torch.randn(52, 48, 128, device=device).bfloat16()
+    rotation = Rotation(RotaryEmbedding(128, 1e4, None, 2000, device), prefill.positions, qkv.dtype)
+
+    def run(attention: Attention) -> torch.Tensor:
+        assert isinstance(attention, HeadAttention)
+        return torch.stack([attention.attend(qkv.clone(), rotation, None, layer) for layer in range(NUM_LAYERS)])
+
+    expected = run(graphed_by_kind(decode, prefill, 32 * 128))
+    together = backend.joined(decode, prefill)
+    run(together)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(together)
+    for _ in range(20):
+        found.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert found.equal(expected)
+    assert expected.isfinite().all() and expected.any(dim=-1).all()

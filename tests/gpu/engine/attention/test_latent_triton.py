@@ -1,6 +1,7 @@
 """Triton kernels of latents against plain softmax attention, over pages full of NaN."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from tandem.engine.attention.base import (
     LatentBackend,
     LatentHeads,
 )
+from tandem.engine.attention.drafted_layout import DraftedLayout
 from tandem.engine.attention.latent_layout import LatentLayout
 from tandem.engine.attention.latent_reference import LatentReferenceAttention
 from tandem.engine.batch import Batch, ForwardMode
-from tandem.engine.kvcache.pool import KvPool
+from tandem.engine.kvcache.pool import KvPool, PoolRegion
 from tandem.engine.layers.norm import Norm
 from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
@@ -39,11 +41,13 @@ class FixedSizeLatents(LatentBackend):
         self._backend: GraphableBackend = backend
         self._sizes = num_decoded, num_prompt_tokens
         self._decode = backend.for_graphs([1, num_decoded], MAX_TOKENS)[num_decoded]
+        self._drafted = backend.for_draft_graphs([2, num_decoded], MAX_TOKENS)[num_decoded]
         self._prefill = backend.for_prefill_graphs([16, num_prompt_tokens], 4, MAX_TOKENS)[num_prompt_tokens]
         self._parts: list[tuple[GraphedAttention, int, int]] = []
 
     def plan(self, batch: Batch) -> None:
-        kinds = (self._decode, batch.decoded, self._sizes[0]), (self._prefill, batch.prompts, self._sizes[1])
+        decode = self._drafted if batch.num_drafts else self._decode
+        kinds = (decode, batch.decoded, self._sizes[0]), (self._prefill, batch.prompts, self._sizes[1])
         self._parts = []
         for graphed, sequences, size in kinds:
             if not sequences:
@@ -82,8 +86,8 @@ def triton(pool: KvPool, num_q_heads: int) -> LatentBackend:
     from tandem.engine.attention.latent_triton import LatentTritonAttention
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
 
-    assert isinstance(pool, CudaKvPool)
-    return LatentTritonAttention(pool, num_q_heads)
+    assert isinstance(pool, CudaKvPool | PoolRegion)
+    return LatentTritonAttention(cast(CudaKvPool, pool), num_q_heads)
 
 
 def new_pool(page_size: int, dtype: str = "bfloat16") -> KvPool:
@@ -128,6 +132,47 @@ def test_steps_of_fixed_sizes(num_decoded: int, num_heads: int, nope_dim: int, v
     oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
     oracle.step("mixed", {short: 1, long: 1, middle: 3}, num_mixed=2, max_error=MAX_ERROR)
+
+
+@pytest.mark.parametrize("num_fixed", [0, 4, 24], ids=["planned", "few rows", "fixed"])
+@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim"), SIZES)
+def test_steps_with_drafts(num_fixed: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
+    """In the sizes of published models, with drafts of one sequence in several tiles and parts."""
+    oracle = LatentOracle(
+        new_pool(16),
+        lambda pool, heads: FixedSizeLatents(triton(pool, heads), num_fixed, 512) if num_fixed else triton(pool, heads),
+        num_heads,
+        nope_dim,
+        value_dim,
+    )
+    long, middle, short = oracle.add(2100), oracle.add(400), oracle.add(30)
+    for sequence, num_tokens in ((long, 512), (long, 512), (long, 512), (long, 500), (middle, 317), (short, 1)):
+        oracle.step("prefill", {sequence: num_tokens}, max_error=MAX_ERROR)
+    for num_new in (1, 2, 5, 8):
+        if num_fixed != 4:
+            oracle.step("decode", {middle: num_new, short: 1, long: 9 - num_new}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 2, short: 1}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 4}, max_error=MAX_ERROR)
+    oracle.step("decode", {middle: 2}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
+
+
+@pytest.mark.parametrize("is_drafter", [False, True])
+def test_regions_of_pages(is_drafter: bool) -> None:
+    """As the pages of a model and of the layers that draft for it, with states behind both."""
+    from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
+    own, other = (LatentLayout(num, 16, KV_RANK, ROPE_DIM, "bfloat16") for num in (NUM_LAYERS, 3))
+    layout = DraftedLayout(*((other, own) if is_drafter else (own, other)), 256, "bfloat16")
+    pool = CudaKvPool(layout, MAX_TOKENS // 16, torch.device("cuda", 0))
+    region = PoolRegion(pool, own, layout.drafter_offset if is_drafter else 0)
+    oracle = LatentOracle(region, triton, 16, 128, 128)
+    long, short = oracle.add(1200), oracle.add(60)
+    oracle.step("prefill", {long: 900, short: 1}, max_error=MAX_ERROR)
+    oracle.step("prefill", {long: 40, short: 30}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 1, short: 1}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 3, short: 1}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 8, short: 8}, max_error=MAX_ERROR)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

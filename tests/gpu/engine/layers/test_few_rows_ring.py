@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from tandem.engine.layers.fp8 import dequantize
 from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm
+from tests.gpu.engine.layers.test_fp8_quantize import make_linear
 
 EPS = 1e-6
 MAX_ERROR = 6e-3
@@ -56,6 +58,28 @@ def test_products(num_out: int, num_in: int, has_bias: bool) -> None:
         assert is_close(out, expected)
         ring.launch(plan, x, [linear], [out], norm, add=False)
         assert is_close(out, normed(x, norm) @ linear.weight.float().t() + bias)
+
+
+@pytest.mark.parametrize("weights", ["channel", "block"])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("num_out", "num_in"), [(5120, 2048), (2048, 4096), (2816, 4096)])
+def test_fp8_weights(num_out: int, num_in: int, has_bias: bool, weights: str) -> None:
+    from tandem.engine.layers.few_rows_ring import FewRowsRing
+
+    ring = FewRowsRing(torch.device("cuda", 0))
+    linear = make_linear(weights, "token" if weights == "channel" else "group", num_out, num_in, has_bias)
+    weight = dequantize(linear.weight, linear.scale).t()
+    norm = Norm(torch.randn(num_in, device="cuda").bfloat16(), EPS)
+    bias = 0.0 if linear.bias is None else linear.bias.float()
+    for num_tokens in (1, 2, 3, 8):
+        plan = ring.plan(num_tokens, [linear])
+        assert plan is not None
+        x, out = rows(num_tokens, num_in), rows(num_tokens, num_out)
+        expected = out.float() + x.float() @ weight + bias
+        ring.launch(plan, x, [linear], [out], None, add=True)
+        assert is_close(out, expected)
+        ring.launch(plan, x, [linear], [out], norm, add=False)
+        assert is_close(out, normed(x, norm) @ weight + bias)
 
 
 @pytest.mark.parametrize(("sizes", "num_in"), [((3072, 576), 2048), ((768, 576), 2048), ((8, 16), 64)])

@@ -148,8 +148,12 @@ def logits(
         sequence.extend(num_tokens)
     batch = Batch(mode, list(sequences))
     if graphs:
-        assert engine._graphs is not None and engine._prefill_graphs is not None
-        output = engine._graphs.run(batch, None) if mode == "decode" else engine._prefill_graphs.run(batch)
+        if mode == "decode":
+            assert engine._graphs is not None
+            output = engine._graphs.run(batch, None)
+        else:
+            assert engine._prefill_graphs is not None
+            output = engine._prefill_graphs.run(batch)
         assert output is not None
         found = output.logits.clone()
     else:

@@ -42,7 +42,9 @@ def test_agrees_with_a_slow_search_while_the_sequence_grows() -> None:
     rng = random.Random(0)
     drafter, token_ids = NgramDrafter(), list[int]()
     for _ in range(120):
-        token_ids += rng.choices(range(3), k=rng.randint(1, 3))
+        # Also repetitions longer than MAX_MATCH.
+        repeated = token_ids[-30 : rng.randint(-29, -1)] if rng.random() < 0.2 else ()
+        token_ids += repeated or rng.choices(range(3), k=rng.randint(1, 3))
         assert drafter.propose(token_ids, 6) == slow(token_ids, 6)
 
 

@@ -1,6 +1,7 @@
 """`tandem estimate`, from the command line to its output."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,9 @@ from typing import Any
 import pytest
 
 from tandem.deploy.cli.main import main
+from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.deploy.config.cluster_options import OPTIONS
+from tandem.deploy.config.options import in_flags
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -221,3 +225,54 @@ def test_adapters_take_memory_of_the_gpu_and_of_the_host(model_dir: str, capsys:
     with pytest.raises(SystemExit):
         main([*flags, "--max-lora-rank", "129"])
     assert "must be at most 128" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*flags, "--max-loras", "1025"])
+    assert "--max-loras: must be 0 to 1024, not 1025" in capsys.readouterr().err
+    assert main([*flags, "--max-loras", "1024", "--max-lora-rank", "128"]) == 2
+    assert "a smaller --max-loras or --max-lora-rank" in capsys.readouterr().err
+
+
+def test_a_model_that_drafts_is_counted_and_what_serve_refuses_is_said(
+    model_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 4}))
+    given = ["--model", model_dir, "--gpu", "h200"]
+    plain = estimate(capsys, *given)
+    found = estimate(capsys, *given, "--speculation", f"draft:{small}", "--drafted", "3", "--accepted", "2")
+    assert plain["serve_refuses"] == ""
+    # Layers, embedding and output matrix.
+    num_weights = 4 * 218e6 + 2 * 4096 * 128_256
+    assert found["weight_bytes"] - plain["weight_bytes"] == pytest.approx(2 * num_weights, rel=0.01)
+    assert found["kv_bytes_per_token"] == pytest.approx((1 + 4 / 32) * plain["kv_bytes_per_token"], rel=0.01)
+    assert found["transfer"]["bytes"] == pytest.approx((1 + 4 / 32) * plain["transfer"]["bytes"], rel=0.01)
+    for before, after in zip(plain["decode"], found["decode"], strict=False):
+        assert before["drafts"] == 0 and after["drafts"] == min(3, (256 - after["batch_size"]) / after["batch_size"])
+        assert all(after[name] > before[name] for name in ("flops", "bytes", "floor_s", "estimate_s"))
+        assert after["floor_s"] < after["estimate_s"]
+    assert found["prefill"]["flops"] > 1.05 * plain["prefill"]["flops"]
+    shown = ["estimate", *given, "--workload", "4096/256"]
+    refused: list[tuple[list[str], dict[str, Any]]] = [
+        (["--speculation", f"draft:{small}"], {"speculation": f"draft:{small}"}),
+        (["--tp", "2", "--drafted", "1"], {"speculation": "ngram", "tp": 2}),
+    ]
+    for flags, options in refused:
+        assert main([*shown, *flags]) == 0
+        told = capsys.readouterr().out
+        try:
+            ClusterConfig("m", device="cuda", **options)
+        except ValueError as error:
+            assert f"tandem serve refuses this: {in_flags(str(error), OPTIONS)}\n" in told
+        else:
+            assert "refuses" not in told
+    assert main([*shown, "--drafted", "3"]) == 0
+    told = capsys.readouterr().out
+    assert "refuses" not in told and re.search(r"decode step of 128 with 4,224 tokens +128 ", told)
+    for flags, message in (
+        (["--speculation", ""], "--speculation must be one of off, auto, draft:MODEL"),
+        (["--speculation", "ngram"], "--speculation ngram drafts without a model: --drafted and --accepted suffice"),
+        (["--speculation", "draft:/no/such"], "--speculation draft:/no/such names no drafter: model '/no/such' not"),
+    ):
+        assert main([*shown, *flags]) == 2
+        assert message in capsys.readouterr().err

@@ -14,6 +14,12 @@ from tandem.deploy.cli.serve_options import SERVE_OPTIONS
         ("serve --model m --eviktion=lru", "tandem serve", "(did you mean --eviction?)"),
         ("chat --temprature 3", "tandem chat", "(did you mean --temperature?)"),
         ("srve --model m", "tandem", "(did you mean serve?)"),
+        (
+            "serve --model m --num-page 3",
+            "tandem serve",
+            "unrecognized arguments: --num-page 3 (did you mean --num-pages?)",
+        ),
+        ("serve --model m --dtype int3", "tandem serve", ""),
         ("serve --model m --dtype bfloat", "tandem serve", "(did you mean bfloat16?)"),
         ("serve --model m --device gpu", "tandem serve", "(did you mean cuda?)"),
         # Flags of other commands are no suggestions.
@@ -56,6 +62,6 @@ def test_what_is_told_exists() -> None:
 def test_a_name_of_a_table_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "m", "--routing", "round_robbin"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tandem serve: routing must be one of round_robin, ") and error.count("\n") == 1
+    assert error.startswith("tandem serve: --routing must be one of round_robin, ") and error.count("\n") == 1
     assert "or the import path package.module:Class of a class of your own" in error
     assert error.endswith("not 'round_robbin' (did you mean 'round_robin'?)\n")

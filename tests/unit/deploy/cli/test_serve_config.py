@@ -273,11 +273,11 @@ def test_the_model_may_be_missing_in_one_place_but_not_in_both(
         (["--drain-timeout", "-1"], "--drain-timeout must not be negative"),
         (
             ["--transport", "nvlink"],
-            "transport nvlink does not work with device cpu: use one of auto, shared_memory, tcp",
+            "--transport nvlink does not work with --device cpu: use one of auto, shared_memory, tcp",
         ),
         (
             ["--device", "cuda", "--transport", "tcp"],
-            "transport tcp does not work with device cuda: use one of auto, nvlink",
+            "--transport tcp does not work with --device cuda: use one of auto, nvlink",
         ),
         (["--request-timeout", "0"], "--request-timeout must be above 0"),
         (["--prefill", "1", "--decode", "0"], "both kinds are needed, or neither"),
@@ -286,6 +286,22 @@ def test_the_model_may_be_missing_in_one_place_but_not_in_both(
         (["--tls-cert", "cert.pem"], "TLS needs both --tls-cert and --tls-key"),
         (["--tls-client-ca", "ca.pem"], "it needs --tls-cert and --tls-key"),
         (["--api-key", "with space"], "an API key must be printable ASCII without spaces"),
+        (["--eviction", ""], "--eviction must be one of lru, lfu, fifo, mru, priority, not ''"),
+        (["--speculation", ""], "--speculation must be one of off, auto, ngram, draft:MODEL, eagle:DIR, mtp"),
+        (
+            ["--speculation-shared"],
+            "--speculation-shared drafts from the outputs of one API key only: give --api-key or --api-key-file",
+        ),
+        (
+            ["--speculation-shared", "--speculation", "off", "--api-key", "k"],
+            "--speculation-shared is for --speculation auto and ngram, not off: leave it out, or use one of these",
+        ),
+        (
+            ["--both", "1", "--prefill-tp", "2"],
+            "--prefill-tp is for prefill workers, and this cluster has none: use --",
+        ),
+        (["--workers-per-gpu", "2"], "--workers-per-gpu 2 is for workers on GPUs: use --device cuda"),
+        (["--max-loras", "-1"], "--max-loras must be 0 to 1024, not -1"),
         (["--api-key-file", "absent.txt"], "--api-key-file absent.txt cannot be read: No such file or directory"),
     ],
 )

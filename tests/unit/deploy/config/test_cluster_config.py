@@ -30,7 +30,7 @@ from tandem.worker.config import WorkerConfig
         (lambda: EngineConfig("m", device="tpu"), "device must be one of"),
         (
             lambda: EngineConfig("m", attention_backend="triton"),
-            "attention_backend triton does not work with device cpu: use one of auto, reference",
+            "`attention_backend` triton does not work with `device` cpu: use one of auto, reference",
         ),
         (lambda: EngineConfig("m", page_size=0), "page_size must be above 0, not 0"),
         (lambda: EngineConfig("m", num_threads=-1), "num_threads must not be negative"),
@@ -57,47 +57,47 @@ from tandem.worker.config import WorkerConfig
         (lambda: ClusterConfig("m", grpc_port=99999), "grpc_port must be between"),
         (lambda: ClusterConfig("m", device="cuda", workers_per_gpu=0), "workers_per_gpu must be 1 to 32, not 0"),
         (lambda: ClusterConfig("m", device="cuda", workers_per_gpu=33), "workers_per_gpu must be 1 to 32, not 33"),
-        (lambda: ClusterConfig("m", workers_per_gpu=2), "workers_per_gpu 2 is for workers on GPUs: it needs device"),
+        (lambda: ClusterConfig("m", workers_per_gpu=2), "workers_per_gpu 2 is for workers on GPUs: use `device` cuda$"),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, transport="nccl"),
-            "transport nccl needs a GPU for each end of a link, but workers_per_gpu is 2: use transport auto or nvlink",
+            "`transport` nccl needs a GPU for each end of a link, but workers_per_gpu is 2: use `transport` ",
         ),
         (
             lambda: ClusterConfig("m", store_memory="64"),
             "^store_memory must be a size such as 64GiB, a whole number of KiB, MiB, GiB, TiB, not '64'$",
         ),
         (lambda: EngineConfig("m", degree=9), "^a worker has 1 to 8 ranks, not 9$"),
-        (lambda: ClusterConfig("m", tp=0), "^a worker has 1 to 8 ranks, not 0$"),
-        (lambda: ClusterConfig("m", decode_tp=9), "^decode_tp must be at most 8, not 9$"),
+        (lambda: ClusterConfig("m", tp=0), "^`tp` must be at least 1, not 0$"),
+        (lambda: ClusterConfig("m", decode_tp=9), "^`decode_tp` must be at most 8, not 9$"),
         (lambda: ClusterConfig("m", prefill_tp=-1), "^prefill_tp must not be negative"),
         (
             lambda: ClusterConfig("m", num_prefill=0, num_decode=0, num_any=2, prefill_tp=2),
-            "^prefill_tp is for prefill workers, and this cluster has none: use tp$",
+            "^`prefill_tp` is for prefill workers, and this cluster has none: use `tp`$",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, speculation="ngram"),
-            "^speculation ngram is for workers of one rank: leave it out, or tp$",
+            lambda: ClusterConfig("m", tp=2, speculation="mtp"),
+            "^`speculation` mtp is for workers of one rank: use `speculation` off, auto or ngram, or leave `tp` out$",
         ),
         (
             lambda: ClusterConfig("m", speculation="ngram", speculation_shared=True),
-            "^speculation_shared drafts from the outputs of one API key only: give api_keys, and leave "
-            "share_cache_between_keys out$",
+            "^speculation_shared drafts from the outputs of one API key only: give api_keys or api_key_file$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), share_cache_between_keys=True, speculation_shared=True),
-            "^speculation_shared drafts from the outputs of one API key only",
+            "^speculation_shared drafts from the outputs of one API key only: leave share_cache_between_keys out$",
         ),
         (
-            lambda: ClusterConfig("m", tp=2, speculation="auto"),
-            "^speculation auto is for workers of one rank: leave it out, or tp$",
+            lambda: ClusterConfig("m", tp=2, decode_tp=4, speculation="draft:small"),
+            "^`speculation` draft:small is for workers of one rank: use `speculation` off, auto or ngram, or leave "
+            "`tp` and `decode_tp` out$",
         ),
         (
             lambda: ClusterConfig("m", api_keys=("one",), speculation="off", speculation_shared=True),
-            "^speculation_shared is for speculation auto and ngram, not off: leave one of them out$",
+            "^speculation_shared is for `speculation` auto and ngram, not off: leave it out, or use one of these$",
         ),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, decode_tp=3, num_pages=9),
-            "^decode_tp 3 with workers_per_gpu 2 fills neither whole GPUs nor equal shares of one: use a multiple of "
+            "^`decode_tp` 3 with workers_per_gpu 2 fills neither whole GPUs nor equal shares of one: use a multiple of "
             "it, or a divisor$",
         ),
         (
@@ -107,7 +107,7 @@ from tandem.worker.config import WorkerConfig
         (
             # The third worker would wait for a third of two GPUs.
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=3, tp=2, num_pages=9),
-            "^tp 2 with workers_per_gpu 3 fills neither",
+            "^`tp` 2 with workers_per_gpu 3 fills neither",
         ),
         (
             lambda: ClusterConfig("m", device="cuda", workers_per_gpu=2, tp=2),
@@ -302,12 +302,12 @@ def test_ranks_share_gpus(workers_per_gpu: int, num_ranks: int, num_gpus: int, e
     assert (config.num_gpus, config.gpus_of("decode")) == (num_gpus, each)
 
 
-def test_speculation_is_automatic_on_cpus_with_one_rank_a_worker() -> None:
+def test_speculation_is_automatic_with_one_rank_a_worker() -> None:
     def of_decode(**options: Any) -> tuple[str, bool]:
         config = ClusterConfig("m", **options)
         plan = config.worker("w", "decode", config.engine("m"), 100)
         return plan.decode.speculation, plan.worker.engine.max_drafts > 0
 
-    assert of_decode() == of_decode(speculation="auto", device="cuda") == ("auto", True)
+    assert of_decode() == of_decode(device="cuda") == of_decode(tp=2, speculation="auto") == ("auto", True)
     assert of_decode(speculation="ngram") == ("ngram", True)
-    assert of_decode(tp=2) == of_decode(device="cuda") == of_decode(speculation="off") == ("off", False)
+    assert of_decode(tp=2) == of_decode(speculation="off") == ("off", False)

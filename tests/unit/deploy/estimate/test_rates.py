@@ -8,7 +8,16 @@ import pytest
 
 from tandem.deploy.estimate import both, worker
 from tandem.deploy.estimate.gpus import GPUS
-from tandem.deploy.estimate.rates import Load, Split, decode_rate, largest_batch, prefill_rate, splits, splits_for
+from tandem.deploy.estimate.rates import (
+    Load,
+    Split,
+    decode_rate,
+    largest_batch,
+    prefill_rate,
+    splits,
+    splits_for,
+    steps_for_one,
+)
 from tandem.deploy.estimate.worker import Worker
 from tests.fakes.model_shapes import LLAMA_8B
 
@@ -152,6 +161,18 @@ def test_a_prompt_that_fills_no_last_page_is_computed_whole(prompt_len: int) -> 
 def test_numbers_that_make_no_load_are_refused(numbers: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         Load(**{"prompt_len": 1, "output_len": 1, **numbers})  # type: ignore[arg-type]
+
+
+def test_batches_without_room_for_drafts_need_more_steps() -> None:
+    load, drafting = replace(LOAD, num_accepted=0.8), replace(WORKER, num_drafts=1)
+    assert steps_for_one(WORKER, LOAD, 256) == steps_for_one(drafting, load, 128) == 1
+    # Half of 170 requests have a draft, and none of 256 has.
+    assert steps_for_one(drafting, load, 170) == pytest.approx(1.8 / (1 + 0.8 * 86 / 170))
+    assert steps_for_one(drafting, load, 256) == pytest.approx(1.8)
+    # A full batch drafts nothing, and serves the most.
+    large, short = replace(WORKER, max_batch_size=512), Load(64, 512)
+    plain = decode_rate(large, short)
+    assert decode_rate(replace(large, num_drafts=1), replace(short, num_accepted=0.8)) == plain
 
 
 def test_accepted_drafts_let_a_decode_worker_serve_more() -> None:

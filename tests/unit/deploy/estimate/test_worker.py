@@ -6,12 +6,23 @@ from pathlib import Path
 import pytest
 
 from tandem.config import ROLES
+from tandem.deploy.estimate.drafts import drafter_flops, drafter_weight_bytes
 from tandem.deploy.estimate.experts import FP8_EXPERTS, experts_s
 from tandem.deploy.estimate.gpus import GPUS
 from tandem.deploy.estimate.latents import expansion_flops
+from tandem.deploy.estimate.work import decode_work, prefill_work
 from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
 from tandem.engine.draft_models.config import DrafterConfig
-from tandem.engine.floors import decode_floor, expert_flops, expert_weight_bytes, prefill_floor
+from tandem.engine.floors import (
+    decode_floor,
+    decode_flops,
+    expert_flops,
+    expert_weight_bytes,
+    kv_bytes_per_token,
+    prefill_floor,
+    prefill_flops,
+    read_weight_bytes,
+)
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.latent import IndexerConfig
 from tests.fakes.model_shapes import DEEPSEEK_V2_LITE, DEEPSEEK_V3, LLAMA_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, QWEN_0_6B
@@ -47,8 +58,12 @@ MIXED_MS = {
 }
 # Milliseconds of a step of DeepSeek-V2-Lite by tokens of each sequence and batch size (docs/gpu.md).
 LATENT_DECODE_MS = {
-    1024: {1: 2.54, 8: 5.98, 32: 9.15, 128: 10.50, 256: 12.11},
-    16_384: {1: 2.73, 8: 6.92, 32: 12.57, 128: 25.20},
+    1024: {1: 1.91, 8: 5.57, 32: 9.06, 128: 10.52, 256: 12.21},
+    16_384: {1: 2.09, 8: 6.52, 32: 12.83, 128: 25.75},
+}
+FP8_LATENT_DECODE_MS = {
+    1024: {1: 1.98, 8: 5.52, 32: 8.88, 128: 10.32, 256: 12.00},
+    16_384: {1: 2.08, 8: 6.37, 32: 12.66, 128: 25.09, 256: 41.18},
 }
 # Pages of 16 tokens.
 POOLS = {"prefill": 54_712, "decode": 54_283, "both": 54_283}
@@ -126,10 +141,13 @@ def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_an
         Worker(LLAMA_8B, GPUS["a100"], kv_cache_dtype="fp8_e4m3")
 
 
+@pytest.mark.parametrize(
+    ("kv_cache_dtype", "measured"), [("auto", LATENT_DECODE_MS), ("fp8_e4m3", FP8_LATENT_DECODE_MS)]
+)
 @pytest.mark.parametrize("kv_len", LATENT_DECODE_MS)
-def test_steps_over_latents(kv_len: int) -> None:
-    worker = Worker(DEEPSEEK_V2_LITE, H200)
-    for batch_size, measured_ms in LATENT_DECODE_MS[kv_len].items():
+def test_steps_over_latents(kv_len: int, kv_cache_dtype: str, measured: dict[int, dict[int, float]]) -> None:
+    worker = Worker(DEEPSEEK_V2_LITE, H200, kv_cache_dtype=kv_cache_dtype)
+    for batch_size, measured_ms in measured[kv_len].items():
         assert worker.decode_step(batch_size, kv_len) * 1e3 == pytest.approx(measured_ms, rel=0.06)
 
 
@@ -145,6 +163,7 @@ def test_handovers_of_latents() -> None:
     """4.2 times fewer bytes than Llama-3.1-8B's keys and values."""
     latents, by_head = Worker(DEEPSEEK_V2_LITE, H200), Worker(LLAMA_8B, H200)
     assert (latents.kv_bytes_per_token, by_head.kv_bytes_per_token) == (31_104, 131_072)
+    assert Worker(DEEPSEEK_V2_LITE, H200, kv_cache_dtype="fp8_e4m3").kv_bytes_per_token == 17_280
     assert by_head.transfer(4096) / latents.transfer(4096) == pytest.approx(131_072 / 31_104)
 
 
@@ -285,6 +304,49 @@ def test_drafts_are_rows_that_read_no_more_weights() -> None:
     assert plain.decode_step(64, 2048) < drafting.decode_step(64, 2048) < plain.decode_step(256, 2048)
 
 
+def test_a_step_of_many_rows_has_fewer_drafts_or_none() -> None:
+    plain, drafting = Worker(LLAMA_8B, H200), Worker(LLAMA_8B, H200, num_drafts=3)
+    assert [drafting.num_rows(size) for size in (1, 64, 128, 255, 256, 300)] == [4, 256, 256, 256, 256, 300]
+    assert drafting.num_drafts_of(64) == 3 and drafting.num_drafts_of(128) == 1 and drafting.num_drafts_of(256) == 0
+    assert drafting.decode_step(256, 2048) == plain.decode_step(256, 2048)
+    # The drafter still computes the rows, so that its pages stay right.
+    drafter = DrafterConfig("draft", Path(), QWEN_0_6B, QWEN_0_6B.num_layers)
+    with_drafter = replace(drafting, drafter=drafter)
+    assert with_drafter.num_passes(64) == 4 and with_drafter.num_passes(256) == 1 and drafting.num_passes(64) == 0
+
+
+def test_work_counts_drafts_and_the_drafter() -> None:
+    plain, kv_len = Worker(LLAMA_8B, H200), 1024
+    alone, drafted = decode_work(plain, 8, kv_len), decode_work(replace(plain, num_drafts=3), 8, kv_len)
+    # Drafts are rows of the same weights and contexts.
+    assert drafted.num_bytes == alone.num_bytes and drafted.flops == 4 * alone.flops
+    assert decode_work(replace(plain, num_drafts=3), 256, kv_len) == decode_work(plain, 256, kv_len)
+    small = DrafterConfig("draft", Path(), QWEN_0_6B, QWEN_0_6B.num_layers)
+    by_model = decode_work(replace(plain, num_drafts=3, drafter=small), 8, kv_len)
+    of_pass = read_weight_bytes(QWEN_0_6B, 8) + 8 * kv_len * kv_bytes_per_token(QWEN_0_6B)
+    assert by_model.num_bytes - drafted.num_bytes == 4 * of_pass
+    assert by_model.floor_s - drafted.floor_s == pytest.approx(4 * of_pass / H200.limits.copy_bandwidth)
+    # Three passes of 8 rows, and one of 32.
+    assert by_model.flops - drafted.flops == 3 * decode_flops(QWEN_0_6B, 8) + decode_flops(QWEN_0_6B, 32)
+    of_prompt = prefill_work(replace(plain, drafter=small), 4096, 1024)
+    assert of_prompt.num_bytes - prefill_work(plain, 4096, 1024).num_bytes == read_weight_bytes(QWEN_0_6B, 4096)
+    # No row of a prompt drafts.
+    logits = 2 * QWEN_0_6B.vocab_size * QWEN_0_6B.hidden_size
+    more = of_prompt.flops - prefill_work(plain, 4096, 1024).flops
+    assert more == prefill_flops(QWEN_0_6B, 1, 4096, 1024) - logits
+
+
+def test_a_layer_behind_the_last_one_reads_few_experts_and_the_output_matrix() -> None:
+    mtp = DrafterConfig("mtp", Path(), DEEPSEEK_V3, 1, state_size=DEEPSEEK_V3.hidden_size)
+    output_matrix = 2 * DEEPSEEK_V3.vocab_size * DEEPSEEK_V3.hidden_size
+    one, many = drafter_weight_bytes(mtp, 1), drafter_weight_bytes(mtp, 10_000)
+    assert output_matrix < one < 0.25 * many and many == pytest.approx(mtp.weight_bytes + output_matrix, rel=0.01)
+    # A token chooses 8 of 256 experts.
+    layer = drafter_flops(mtp, 1, 0) / 2
+    assert layer == pytest.approx((one - output_matrix) / (1 if DEEPSEEK_V3.quantization else 2), rel=0.02)
+    assert drafter_flops(mtp, 1, 1) - drafter_flops(mtp, 1, 0) == output_matrix
+
+
 def test_a_model_that_drafts_takes_memory_and_time() -> None:
     plain = Worker(LLAMA_8B, H200, num_drafts=3)
     small = DrafterConfig("draft", Path(), QWEN_0_6B, QWEN_0_6B.num_layers)
@@ -292,11 +354,12 @@ def test_a_model_that_drafts_takes_memory_and_time() -> None:
     taken = drafting.memory("decode").weights - plain.memory("decode").weights
     assert taken == small.weight_bytes == pytest.approx(1.5e9, rel=0.1)
     # Its 28 layers are nearly as large in the pages as the model's 32.
-    assert drafting.layout.page_bytes == pytest.approx((1 + 28 / 32) * plain.layout.page_bytes, rel=0.01)
+    assert drafting.page_layout().page_bytes == pytest.approx((1 + 28 / 32) * plain.page_layout().page_bytes, rel=0.01)
     assert drafting.transfer(1000) == pytest.approx((1 + 28 / 32) * plain.transfer(1000), rel=0.01)
+    assert drafting.weight_bytes - plain.weight_bytes == small.weight_bytes
     # Three passes make drafts, and one computes all rows.
     of_pass = (drafting.decode_step(8, 1024) - plain.decode_step(8, 1024)) / 4
     assert small.weight_bytes / H200.limits.copy_bandwidth < of_pass < 0.002
     assert 1.05 * plain.prefill(1, 8192) < drafting.prefill(1, 8192) < 1.2 * plain.prefill(1, 8192)
-    with pytest.raises(ValueError, match="a model that drafts is for workers of one rank, not 2"):
+    with pytest.raises(ValueError, match="pages with a drafter's layers are for workers of one rank"):
         replace(drafting, degree=2)

@@ -112,7 +112,7 @@ def test_hash_is_of_what_an_adapter_computes(tmp_path: Path, path: Path, model: 
         ({"rank_pattern": {"(a+)+$": 4}}, "write module names instead of regular expressions"),
         ({"r": 32, "lora_alpha": True}, "lora_alpha must be a number, not True"),
         ({"r": 0}, "r must be a whole number of at least 1, not 0"),
-        ({"r": 17}, "module model.layers.0.mlp.down_proj has rank 17, more than max_lora_rank 16"),
+        ({"r": 17}, "module model.layers.0.mlp.down_proj has rank 17, more than --max-lora-rank 16"),
         ({"r": 4}, "lora_A of .* has shape .8, 32., but this model needs .4, 32.: the adapter belongs to another base"),
         ({"target_modules": ["q_proj", "lm_head"]}, "'lm_head', which belongs to an embedding or the output matrix"),
         ({"target_modules": ["fc1"]}, "'fc1', which belongs to no module of this model that adapters can change: down"),

@@ -118,7 +118,7 @@ def test_prefill_graph_selects_the_rows_of_the_last_layer(case: Case) -> None:
 
 
 def test_mixed_graph_pads_between_both_kinds(case: Case) -> None:
-    sizes = MixedSizes((4,), (16,))
+    sizes = MixedSizes.grid((4,), (16,))
     graphs = MixedGraphs(case.model, case.attention, CPU, sizes, 6, lambda doing: None, case.slots)
     decoded, prompts = case.sequences([1, NO_ADAPTER], 5), case.sequences([2, 0], 0)
     for sequence in decoded:

@@ -39,7 +39,9 @@ def test_layout_of_a_model() -> None:
     model = replace(DEEPSEEK_V3, architecture="DeepseekV32ForCausalLM", indexer=IndexerConfig(64, 128, 2048))
     layout = IndexedLayout.of(model, 16, "bfloat16")
     assert layout.latents == LatentLayout.of(DEEPSEEK_V3, 16, "bfloat16") and layout.index_dim == 128
-    with pytest.raises(ValueError, match=r"^pages of latents cannot be float8_e4m3fn: use kv_cache_dtype auto"):
+    with pytest.raises(
+        ValueError, match=r"^pages of latents with index keys cannot be float8_e4m3fn: use kv_cache_dtype auto"
+    ):
         IndexedLayout.of(model, 16, "bfloat16", "float8_e4m3fn")
 
 

@@ -94,7 +94,7 @@ def run(engine: Engine, *, in_graphs: bool) -> torch.Tensor:
         backend, model = graphable(engine), engine.model
         prefills = PrefillGraphs(model, backend, CPU, (8, 16), 10, lambda doing: None)
         decodes = DecodeGraphs(model, backend, CPU, 4, 10, lambda doing: None)
-        mixed = MixedGraphs(model, backend, CPU, MixedSizes((2,), (4, 8)), 10, lambda doing: None)
+        mixed = MixedGraphs(model, backend, CPU, MixedSizes.grid((2,), (4, 8)), 10, lambda doing: None)
     long, short = sequences()
 
     def forward(batch: Batch) -> None:

@@ -13,7 +13,9 @@ from tandem.engine.layers.balanced_tiles import (
     BalancedTile,
     Deal,
     deal,
+    has_room,
     num_stages,
+    result_bytes,
     tile_of,
     token_multiple,
 )
@@ -40,7 +42,7 @@ def stretches(dealt: Deal, unit: int) -> Iterator[tuple[int, int, int, int]]:
 def test_every_step_is_dealt_once_and_evenly(outputs: int, cluster: int) -> None:
     rng = random.Random(0)
     for _ in range(100):
-        num_tokens, unit = rng.randint(1, 1024), rng.choice((2, 4, 8))
+        num_tokens, unit = rng.randint(1, 1024), rng.choice((1, 2, 4, 8))
         tile = tile_of(num_tokens, outputs, cluster, -(-num_tokens // MAX_GROUP_TOKENS), unit)
         if tile is None:
             continue
@@ -75,6 +77,28 @@ def test_tiles_are_equal_and_fit_shared_memory(outputs: int, cluster: int) -> No
         assert num_tokens <= tile.tokens * number < num_tokens + number * largest
         assert all(num_stages(tile, SHARED_MEMORY, is_gated=is_gated) >= MIN_STAGES for is_gated in (False, True))
     assert tile_of(2 * MAX_GROUP_TOKENS + 1, outputs, cluster, 2, 4) is None
+
+
+@pytest.mark.parametrize(("outputs", "parts"), [(128, 4), (128, 8), (192, 2)])
+def test_blocks_of_a_cluster_share_the_steps_of_one_tile(outputs: int, parts: int) -> None:
+    for num_tokens in (1, 16, 33, 144, 256, 300):
+        tile = tile_of(num_tokens, outputs, 1, -(-num_tokens // 256), 1, parts)
+        assert tile is not None and tile.num_blocks == parts
+        dealt = deal(tile, num_tokens, 4096, 8192, NUM_MULTIPROCESSORS // parts)
+        num_tiles = -(-4096 // outputs) * -(-num_tokens // tile.tokens)
+        assert (dealt.num_clusters, dealt.num_tiles, dealt.num_cut) == (num_tiles, num_tiles, 0)
+        # Each finishes at most so many rows of 16 tokens.
+        whole = result_bytes(tile._replace(parts=1), is_gated=False)
+        assert result_bytes(tile, is_gated=False) * parts >= whole
+        # Two warp groups or more multiply, one fetches.
+        assert tile.num_threads == 128 * (1 + outputs // 64)
+
+
+def test_sums_take_the_place_of_stages() -> None:
+    wide = BalancedTile(192, 192, 1, 1, 4)
+    assert has_room(wide, SHARED_MEMORY, is_gated=False)
+    # Three stages have 172,032 bytes, sums 196,608.
+    assert not has_room(wide._replace(tokens=256), SHARED_MEMORY, is_gated=False)
 
 
 def test_a_large_matrix_is_dealt_in_whole_waves_and_a_cut_rest() -> None:

@@ -28,6 +28,20 @@ def test_kernels_are_compiled_once_and_waited_for() -> None:
     assert sorted(compiled) == sorted(options for _, _, options in kernels)
 
 
+def test_a_wait_ends_with_the_kernels_name() -> None:
+    may_compile = threading.Event()
+
+    def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+        may_compile.wait(10.0)
+        return b""
+
+    compilers = KernelCompilers(compile_kernel, timeout_s=0.01)
+    compilers.begin([("package", "name", ("-DSIZE=1",))])
+    with pytest.raises(TimeoutError, match=r"package\.name is not compiled after 0\.01 s \(-DSIZE=1\)"):
+        compilers.wait_for(("package", "name", ("-DSIZE=1",)))
+    may_compile.set()
+
+
 def test_errors_are_raised_where_the_kernel_is_needed() -> None:
     def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
         raise RuntimeError("error: expected a declaration")

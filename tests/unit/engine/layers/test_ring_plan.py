@@ -1,8 +1,10 @@
 """The ring fits into shared memory, and its blocks share the work evenly."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from tandem.engine.layers.ring_plan import MAX_UNITS, UNIT_ROWS, ring_of
+from tandem.engine.layers.ring_plan import MAX_UNITS, UNIT_ROWS, Ring, ring_of
 
 NUM_SMS = 132
 # Of a block.
@@ -21,7 +23,19 @@ SIZES = [
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 8])
 @pytest.mark.parametrize(("out_sizes", "in_size"), SIZES)
 def test_sizes_of_models(out_sizes: tuple[int, ...], in_size: int, num_tokens: int) -> None:
-    ring = ring_of(out_sizes, in_size, num_tokens, NUM_SMS, MAX_SHARED)
+    check(ring_of(out_sizes, in_size, num_tokens, NUM_SMS, MAX_SHARED), out_sizes, num_tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8])
+@pytest.mark.parametrize(("out_size", "in_size"), [(5120, 2048), (2048, 4096)])
+def test_fp8_matrices(out_size: int, in_size: int, num_tokens: int) -> None:
+    ring = ring_of([out_size], in_size, num_tokens, NUM_SMS, MAX_SHARED, is_fp8=True)
+    check(ring, [out_size], num_tokens)
+    # A block's weights all fit, so its copies never wait.
+    assert ring is not None and ring.num_stages == -(-out_size // UNIT_ROWS // ring.num_blocks) * ring.split
+
+
+def check(ring: Ring | None, out_sizes: Sequence[int], num_tokens: int) -> None:
     assert ring is not None
     num_units = sum(out_sizes) // UNIT_ROWS
     of_block = -(-num_units // ring.num_blocks)
@@ -45,4 +59,6 @@ def test_other_sizes() -> None:
     # Too small and too large to be faster.
     assert ring_of([2048], 2048, 1, NUM_SMS, MAX_SHARED) is None
     assert ring_of([6144], 4096, 1, NUM_SMS, MAX_SHARED) is None
+    assert ring_of([2048], 2048, 1, NUM_SMS, MAX_SHARED, is_fp8=True) is None
+    assert ring_of([6144], 4096, 1, NUM_SMS, MAX_SHARED, is_fp8=True) is None
     assert ring_of([128_256], 4096, 1, NUM_SMS, MAX_SHARED) is None

@@ -1,6 +1,7 @@
 """Followers of an engine, on ranks as threads, against an engine of one rank."""
 
 import itertools
+import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
+from tandem.both_worker.local_worker import LocalWorker
+from tandem.decode_worker.config import NO_SPECULATION, DecodeConfig
+from tandem.decode_worker.speculation import LOOKUP
 from tandem.embedding import EmbeddingParams
 from tandem.engine.attention.reference import ReferenceAttention
 from tandem.engine.batch import Batch
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.collectives.gloo import GlooCollectives
+from tandem.engine.draft_graphs import DraftGraphs
 from tandem.engine.engine import Engine
 from tandem.engine.graph_runner import DecodeGraphs
 from tandem.engine.kvcache.base import Completion
@@ -30,6 +35,8 @@ from tandem.engine.ranks.recorder import ForwardRecorder
 from tandem.engine.ranks.ring import Ring
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.weights.loader import load_weights
+from tandem.messages import Finished, Tokens, WorkerMessage
+from tandem.prefill_worker.config import PrefillConfig
 from tandem.prompt_logprobs import PackedLogprobs
 from tandem.sampling_params import ALL_LOGPROBS, SamplingParams
 from tests.fakes.graphs import NUM_HEADS, FixedSizes, replay_in_torch
@@ -275,6 +282,60 @@ def test_graphs_of_all_ranks_find_the_tokens_of_one_rank(model_dir: str, monkeyp
 
     leader, _ = on_ranks(2, lambda group, collectives, memory: decode(collectives))
     assert leader == decode(None)
+
+
+def outputs_of(engine: Engine, speculation: str) -> tuple[dict[str, list[int]], int]:
+    """Returns the tokens of requests that repeat themselves, and the number of accepted drafts."""
+    rng, tokens, ended = random.Random(5), dict[str, list[int]](), set[str]()
+
+    def take(message: WorkerMessage) -> None:
+        if isinstance(message, Tokens):
+            for event in message.events:
+                tokens.setdefault(event.request_id, []).extend(event.token_ids)
+        elif isinstance(message, Finished):
+            ended.add(message.request_id)
+
+    worker = LocalWorker(engine, PrefillConfig(8), DecodeConfig(speculation=speculation), take)
+    for number in range(5):
+        # Two allowed tokens repeat each other also where a model is random.
+        chance: dict[str, Any] = {"temperature": 1.0, "seed": number, "allowed_token_ids": (3, 9)} if number % 2 else {}
+        worker.submit(f"r{number}", rng.choices(range(32), k=4) * 3, SamplingParams(24, **chance))
+    worker.run_until(lambda: len(ended) == 5, 60.0)
+    assert worker.scheduler.check_integrity() == ""
+    return tokens, sum(one.num_accepted for one in worker.scheduler.stats().drafted)
+
+
+@pytest.mark.parametrize("has_graphs", [False, True], ids=["launches", "graphs"])
+def test_drafts_on_several_ranks_give_the_tokens_of_one(
+    has_graphs: bool, model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay_in_torch(monkeypatch)
+    launch, num_graphs = Engine._run, 0
+
+    def prefer_graph(self: Engine, batch: Batch, fed_ids: torch.Tensor | None, meanwhile: Callable[[], None]) -> Any:
+        nonlocal num_graphs
+        launched = self._run_graph(batch, fed_ids)
+        num_graphs += launched is not None
+        return launched or launch(self, batch, fed_ids, meanwhile)
+
+    monkeypatch.setattr(Engine, "_run", prefer_graph)
+    expected, _ = outputs_of(engine_of(model_dir, None), NO_SPECULATION)
+
+    def run(group: ThreadGroup, collectives: Collectives, memory: Memory) -> tuple[dict[str, list[int]], int] | None:
+        engine = engine_of(model_dir, collectives, memory)
+        if has_graphs:
+            attention = FixedSizes(engine.pool, NUM_HEADS // group.ranks.degree)
+            engine._draft_graphs = DraftGraphs(engine.model, attention, CPU, [2, 8, 40], 16, lambda doing: None)
+        if not group.ranks.is_leader:
+            FollowerLoop(engine, memory.ring, memory.progress).run()
+            return None
+        found = outputs_of(engine, LOOKUP)
+        memory.progress.stop()
+        return found
+
+    tokens, num_accepted = on_ranks(2, run)[0]
+    assert tokens == expected and num_accepted > 10
+    assert (num_graphs > 10) == has_graphs
 
 
 def test_a_follower_with_another_graph_ends(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:

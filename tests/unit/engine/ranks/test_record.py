@@ -188,6 +188,30 @@ def test_sequences_that_come_and_go_arrive(max_copies: int) -> None:
             last = decoded
 
 
+def test_drafts_arrive() -> None:
+    chooser, line = random.Random(4), Line()
+    sequences = [sequence(length, 100 * length, length - 1) for length in (3, 8, 6)]
+    for s in sequences:
+        s.device_len = s.cached_len
+    for step in range(60):
+        num_accepted = []
+        for s in sequences:
+            s.draft_ids = chooser.choices(range(50), k=chooser.choice((0, 0, 1, 7)))
+            s.extend(1 + len(s.draft_ids))
+            table = s.page_ids
+            assert isinstance(table, PageTable)
+            table.extend(range(1000 + step, 1000 + step - (-s.device_len // PAGE_SIZE) - len(table)))
+            num_accepted.append(chooser.randint(0, len(s.draft_ids)))
+        batch = Batch("decode", sequences)
+        replayed = line.send(batch)
+        check_equal(batch, replayed)
+        assert replayed.num_drafts == batch.num_drafts
+        for s, num in zip(sequences, num_accepted, strict=True):
+            s.complete_extend()
+            s.accept_drafts(num)
+            s.token_ids.extend(range(num + 1))
+
+
 def test_only_new_page_ids_are_sent_and_replaced_ones_again() -> None:
     line = Line()
     grown = sequence(PAGE_SIZE, 0)

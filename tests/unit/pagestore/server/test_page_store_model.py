@@ -579,7 +579,10 @@ class StoreMachine(RuleBasedStateMachine):
             # Pages that slower tiers have read are pinned before the model hears of them.
             assert self.has_tiers or stats.num_pinned == sum(entry.pins > 0 for entry in self.by_slot.values())
             asking = [read for w in self.workers for read in w.reads if read.session == w.session and read.is_asking]
-            assert len(asking) == len(self.peers.questions), "a question without a find, or a find without a question"
+            assert len(self.peers.questions) <= len(asking), "a question without a find"
+            # A failed read ends the question behind it. A find that expects earlier pages hears of that with these.
+            certain = [read for read in asking if not read.num_coming]
+            assert len(self.peers.questions) >= len(certain), "a find without a question"
 
     def teardown(self) -> None:
         """With every copy over, all slots can be had again."""

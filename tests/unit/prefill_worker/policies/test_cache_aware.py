@@ -23,7 +23,7 @@ def queue_of(*prompts: list[int], namespace: str = "") -> list[QueuedRequest]:
     prefills = [
         Prefill(f"r{i}", 0, tuple(p), (), SamplingParams(4), "d", 0, 0, namespace) for i, p in enumerate(prompts)
     ]
-    return [QueuedRequest(prefill, i, list(prefill.prompt_ids), []) for i, prefill in enumerate(prefills)]
+    return [QueuedRequest(prefill, i, list(prefill.prompt_ids), 2) for i, prefill in enumerate(prefills)]
 
 
 def numbers(order: Sequence[QueuedRequest]) -> list[int]:

@@ -13,7 +13,7 @@ CACHE = CacheManager(4, 2)
 
 def queued(number: int, max_tokens: int = 4, num_outputs: int = 0) -> QueuedRequest:
     prefill = Prefill(f"r{number}", 0, (1, 2), (7,) * num_outputs, SamplingParams(max_tokens), "d")
-    return QueuedRequest(prefill, number, [1, 2], [])
+    return QueuedRequest(prefill, number, [1, 2], 2)
 
 
 def numbers(order: Sequence[QueuedRequest]) -> list[int]:

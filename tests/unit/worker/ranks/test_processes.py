@@ -143,7 +143,7 @@ def test_the_death_of_a_follower_is_told_whatever_the_signal(signum: int, text: 
 
 def test_ranks_are_refused_where_stores_have_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    with pytest.raises(ValueError, match=r"^ranks rely on x86-64, .* but this is aarch64: use tp 1$"):
+    with pytest.raises(ValueError, match=r"^ranks rely on x86-64, .* but this is aarch64: use `tp` 1$"):
         RankMemory.create(2, 1.0)
 
 

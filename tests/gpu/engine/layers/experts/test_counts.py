@@ -116,7 +116,7 @@ BATCHES: dict[str, Callable[[], Batch]] = {
     "decode, full": lambda: Batch("decode", decoding(20)),
     "prefill, padded": lambda: Batch("prefill", prompts(3, 47, 55)),
     "mixed, padded": lambda: Batch.of(decoding(5), prompts(3, 47, 55)),
-    "mixed, full": lambda: Batch.of(decoding(16), prompts(100, 28)),
+    "mixed, full": lambda: Batch.of(decoding(20), prompts(100, 60)),
 }
 
 

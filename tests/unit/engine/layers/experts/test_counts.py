@@ -172,7 +172,7 @@ def test_graphs_do_not_count_padding(engine: Engine, monkeypatch: pytest.MonkeyP
     engine.expert_counts.reset()
     decode_graphs = DecodeGraphs(engine.model, backend, CPU, 8, 100, nothing)
     prefill_graphs = PrefillGraphs(engine.model, backend, CPU, (16, 32), 100, nothing)
-    mixed_graphs = MixedGraphs(engine.model, backend, CPU, MixedSizes((4, 7), (20, 24)), 100, nothing)
+    mixed_graphs = MixedGraphs(engine.model, backend, CPU, MixedSizes.grid((4, 7), (20, 24)), 100, nothing)
     # Neither captures nor their warm-ups count.
     assert not engine.expert_counts.counts.any()
     assert_padding_does_not_count(engine, decoded, lambda batch: decode_graphs.run(batch, None))
