@@ -66,7 +66,7 @@ class BalancedProducts:
         return tile if num_clusters <= max_clusters else None
 
     def leaving(self, num_sms: int) -> "BalancedProducts":
-        """Returns products whose whole tiles leave multiprocessors to other kernels, with the same kernels and memory."""
+        """Returns products of whole tiles that leave multiprocessors to other kernels, with the same memory."""
         products = copy.copy(self)
         products._num_left = num_sms
         return products
