@@ -66,7 +66,7 @@ class BalancedProducts:
         return tile if num_clusters <= max_clusters else None
 
     def leaving(self, num_sms: int) -> "BalancedProducts":
-        """Returns products that leave multiprocessors to other kernels, with the same kernels and memory."""
+        """Returns products of whole tiles that leave multiprocessors to other kernels, with the same memory."""
         products = copy.copy(self)
         products._num_left = num_sms
         return products
@@ -101,7 +101,8 @@ class BalancedProducts:
         assert numbers.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
         is_fp8 = scales is not None
         kernel, max_clusters = self.kernel(tile, is_gated=is_gated, is_fp8=is_fp8)
-        if self._num_left:
+        # The parts of a cut tile must all run at once.
+        if self._num_left and tile.parts == 1:
             max_clusters = min(max_clusters, (self._num_sms - self._num_left) // tile.cluster)
             # The unit was chosen for all multiprocessors.
             tile = tile._replace(unit=min(tile.unit, FINE_UNIT))
