@@ -58,7 +58,7 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 test-gpu:
 	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.parts $(PART) $(ARGS)
 
-# Stock clients against a server, each in its own environment under .clients (8 GB); ARGS="-k NAME" for one.
+# Stock clients against a server, each in its own environment under .clients (11 GB); ARGS="-k NAME" for one.
 test-clients: .venv/.dev
 	@$(BIN)/python -m pytest -v tests/clients $(ARGS)
 

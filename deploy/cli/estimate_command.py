@@ -62,7 +62,7 @@ def run_estimate(arguments: argparse.Namespace) -> int:
             arguments.max_loras,
             arguments.max_lora_rank,
             arguments.drafted,
-            read_drafter_of(arguments.speculation, model, arguments.quantization),
+            read_drafter_of(arguments.speculation, arguments.model, model, arguments.quantization),
         )
         decoder = None
         if degrees[1] != degrees[0]:

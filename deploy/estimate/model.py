@@ -15,9 +15,12 @@ def read_model(name: str, quantization: str) -> ModelConfig:
     return ModelConfig.from_dir(Path(resolve_model(name, "dummy"))).quantized(quantization)
 
 
-def read_drafter_of(speculation: str | None, model: ModelConfig, quantization: str) -> DrafterConfig | None:
+def read_drafter_of(
+    speculation: str | None, name: str, model: ModelConfig, quantization: str
+) -> DrafterConfig | None:
     """
     Args:
+        name, model: of the model that is served.
         speculation: as in `tandem serve`, of a model that drafts; None: none.
 
     Raises:
@@ -27,7 +30,7 @@ def read_drafter_of(speculation: str | None, model: ModelConfig, quantization: s
         return None
     if not parse_speculation(speculation).is_by_model:
         raise ValueError(f"`speculation` {speculation} drafts without a model: --drafted and --accepted suffice")
-    found = read_drafter(resolve_drafter(speculation, "dummy"), model, Path())
+    found = read_drafter(resolve_drafter(speculation, "dummy"), model, Path(resolve_model(name, "dummy")))
     if found is None or found.source != DRAFT:
         return found
     return replace(found, model=found.model.quantized(quantization))

@@ -10,7 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
+try:
+    import pytest
+except ModuleNotFoundError:
+    sys.exit("make test-gpu needs pytest: run pip install --constraint constraints/base.txt --editable '.[dev]' first")
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
