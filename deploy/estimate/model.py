@@ -15,9 +15,7 @@ def read_model(name: str, quantization: str) -> ModelConfig:
     return ModelConfig.from_dir(Path(resolve_model(name, "dummy"))).quantized(quantization)
 
 
-def read_drafter_of(
-    speculation: str | None, name: str, model: ModelConfig, quantization: str
-) -> DrafterConfig | None:
+def read_drafter_of(speculation: str | None, name: str, model: ModelConfig, quantization: str) -> DrafterConfig | None:
     """
     Args:
         name, model: of the model that is served.
