@@ -33,8 +33,8 @@ class DraftDepth:
         self._objective_s = itl_objective_s
         self._costs = costs
         self._price = price
-        # Of a step, beyond its passes on the device: while one runs, the host prepares the next.
-        # Of a pass, if start-up measures none.
+        # Of a step, beyond its passes on the device, during which the host prepares the next pass. If start-up has not
+        # measured passes: of a whole pass.
         self._beyond_s: float | None = None
         # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
         self._drafting_s = 0.0

@@ -8,15 +8,13 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphedHeadAttention
-from tandem.engine.attention.flashinfer_kernels import PagedKernels, Wrapper, pinned
+from tandem.engine.attention.flashinfer_kernels import OverPages, PagedKernels, Wrapper, pinned
 from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
-from tandem.engine.layers.norm import QkNorm
-from tandem.engine.layers.rotary import Rotation
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, to_device
 
 
-class GraphedDecode(GraphedHeadAttention):
+class GraphedDecode(OverPages, GraphedHeadAttention):
     def __init__(self, paged: PagedKernels, workspace: torch.Tensor, batch_size: int, indices: torch.Tensor) -> None:
         self._paged = paged
         self._batch_size = batch_size
@@ -42,26 +40,14 @@ class GraphedDecode(GraphedHeadAttention):
         tables = self._paged.tables(sequences, self._batch_size - len(sequences))
         self._wrapper.plan(*tables, *self._paged.sizes, **self._paged.dtypes)
 
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        qk_norm: QkNorm | None,
-        layer: int,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
-
     def _pack(self, sequences: Sequence[TokenSequence]) -> Packed:
         num_padding = self._batch_size - len(sequences)
         slots = decode_slots(self._paged.layout, sequences, num_padding, self._paged.dummy_page)
         return Packed(slots, np.array([s.cached_len for s in sequences] + [0] * num_padding, np.int32))
 
 
-class _GraphedPrompts(GraphedHeadAttention):
+class _GraphedPrompts(OverPages, GraphedHeadAttention):
     """Padding is one more sequence of dummy pages; the remaining sequences are empty."""
-
-    _wrapper: Wrapper
 
     def __init__(self, paged: PagedKernels, num_tokens: int, num_sequences: int, device: torch.device) -> None:
         """Args: num_sequences: including padding."""
@@ -72,16 +58,6 @@ class _GraphedPrompts(GraphedHeadAttention):
         self._memory = torch.zeros(packed.num_bytes, dtype=torch.uint8, device=device)
         self._slots, positions = packed.views(self._memory)
         self.positions = positions[:num_tokens]
-
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        rotation: Rotation,
-        qk_norm: QkNorm | None,
-        layer: int,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
 
     def _new_indptr(self, sequences: Sequence[TokenSequence]) -> tuple[torch.Tensor, int]:
         """Returns the first new token of each sequence, (num_sequences + 1,) int32 pinned, and the number of padding

@@ -108,11 +108,12 @@ class PagedKernels:
         return wrapper.run(q, k, v, out=out)
 
 
-class PlannedKernels(PlannedAttention):
-    def __init__(self, paged: PagedKernels, wrapper: Wrapper, slots: torch.Tensor) -> None:
-        self._paged = paged
-        self._wrapper = wrapper
-        self._slots = slots
+class OverPages(PlannedAttention):
+    """Attention that a wrapper has planned. Constructors set the attributes."""
+
+    _paged: PagedKernels
+    _wrapper: Wrapper
+    _slots: torch.Tensor
 
     def attend(
         self,
@@ -123,6 +124,13 @@ class PlannedKernels(PlannedAttention):
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
+
+
+class PlannedKernels(OverPages):
+    def __init__(self, paged: PagedKernels, wrapper: Wrapper, slots: torch.Tensor) -> None:
+        self._paged = paged
+        self._wrapper = wrapper
+        self._slots = slots
 
 
 def pinned(values: Sequence[int]) -> torch.Tensor:

@@ -85,9 +85,8 @@ class LatentKernels:
     ) -> None:
         """As PlannedLatents.run, by absorbed queries."""
         num_tokens, num_heads, q_dim = q.shape
-        nope_dim = q_dim - self.layout.rope_dim
+        nope_dim, scale = q_dim - self.layout.rope_dim, self._scales[layer]
         if self._few_rows.fits(q, heads.keys, heads.values):
-            scale = self._scales[layer]
             absorbed = self._few_rows.queries(
                 q, kv, heads.keys, norm, rotation, self._pages, layer, tables.slots, scale
             )
@@ -104,7 +103,7 @@ class LatentKernels:
                 heads.scale,
                 num_programs,
                 latents,
-                self._scales[layer],
+                scale,
             )
             self._few_rows.outputs(parts.sums, parts.log_sums, latents, tables.merges, heads.values, out)
             return
@@ -125,7 +124,7 @@ class LatentKernels:
             heads.scale,
             num_programs,
             latents,
-            self._scales[layer],
+            scale,
         )
         by_head = out.view(num_tokens, num_heads, -1).transpose(0, 1)
         torch.bmm(latents, heads.values.transpose(1, 2), out=by_head)
