@@ -1,6 +1,7 @@
 """Thousands of steps on a GPU short of pages, with random arrivals, aborts and given-back requests."""
 
 import gc
+import os
 import time
 from pathlib import Path
 
@@ -51,12 +52,27 @@ def config_of(model_dir: Path, dtype: str, backend: str, max_graph: int, *, mixe
 
 
 def memory_in_use() -> tuple[int, int]:
-    """Return the bytes that torch has allocated, and the device's used bytes without torch's reserve."""
+    """Return the bytes that torch has allocated, and the process's device memory without torch's reserve."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), process_bytes()
+
+
+def process_bytes() -> int:
+    """Return this process's device memory; in containers, whose process ids differ, the device's used memory."""
+    import pynvml  # with FlashInfer
+
+    pynvml.nvmlInit()
+    devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    used = [
+        process.usedGpuMemory
+        for device in devices
+        for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+        if process.pid == os.getpid() and process.usedGpuMemory
+    ]
     free, total = torch.cuda.mem_get_info()
-    return torch.cuda.memory_allocated(), total - free
+    return sum(used) or total - free
 
 
 @pytest.mark.timeout(300)
