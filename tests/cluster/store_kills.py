@@ -155,7 +155,9 @@ class StoreKillDrill:
                 return copy_or_wait
 
             held_at = time.monotonic()
-            for way in (store._copies._out, store._copies._in):
+            # Of the only rank.
+            copies = store._copies._copies
+            for way in (copies._out, copies._in):
                 stream = getattr(way, "_stream", None)
                 thread = way if stream is None else way._thread
                 if thread._copy.__name__ != "copy_or_wait":

@@ -1,6 +1,7 @@
 """Tests that need an NVIDIA GPU; skipped without one."""
 
 import gc
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from tandem.deploy.config.cluster_config import ClusterConfig
+from tandem.engine import dry_run
 from tests.cluster.conftest import save_tiny_model
 
 HERE = Path(__file__).parent
@@ -36,6 +38,14 @@ def memory_given_back() -> Iterator[None]:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def all_prefill_graphs() -> Iterator[None]:
+    """On a busy GPU no prefill would seem bound by its launch, and none would have a graph."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "LAUNCH_BOUND", math.inf)
+        yield
 
 
 @pytest.fixture(scope="session")

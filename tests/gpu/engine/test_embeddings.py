@@ -21,6 +21,7 @@ from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE, Oracle
 from tests.gpu.engine.test_sampler import no_waiting
 
+pytestmark = pytest.mark.usefixtures("all_prefill_graphs")
 PAGE_SIZE = 16
 NUM_TOKENS = 300
 PROMPT = random.Random(1).choices(range(VOCAB_SIZE), k=NUM_TOKENS)

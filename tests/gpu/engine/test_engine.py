@@ -17,6 +17,7 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import VOCAB_SIZE
 
+pytestmark = pytest.mark.usefixtures("all_prefill_graphs")
 PAGE_SIZE = 16
 GREEDY = SamplingParams(1)
 SCORED = SamplingParams(1, num_logprobs=0)

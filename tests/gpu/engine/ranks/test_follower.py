@@ -1,17 +1,15 @@
 """Two ranks that share a GPU compute what one rank computes, also as CUDA graphs."""
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from tandem.engine import dry_run
 from tandem.engine.build import build_engine
 from tests.cluster.conftest import Oracle
 from tests.gpu.rank_engines import MAX_TOKENS, WAVE_SIZE, config_of, engine_of_two, serve
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("all_prefill_graphs")]
 # Of logits; bfloat16 has 8 bits.
 MARGIN = 1.5
 
@@ -38,8 +36,6 @@ def test_graphs_of_two_ranks_compute_greedy_tokens(
         replay(graph)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
-    # Ranks that share a GPU wait for their turns, so no prefill would seem bound by its launch: it would have no graph.
-    monkeypatch.setattr(dry_run, "LAUNCH_BOUND", math.inf)
     config = config_of(model_dir, 2, dtype="bfloat16", cuda_graph_max_bs=WAVE_SIZE, mixed_steps=mixed_steps)
     oracle = Oracle(model_dir)
     with engine_of_two(config) as engine:

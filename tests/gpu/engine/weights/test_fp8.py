@@ -30,6 +30,7 @@ from tandem.engine.weights.resolve import resolve_model
 from tests.fakes.fp8_checkpoints import VOCAB_SIZE, make_model, save_fp8
 from tests.fakes.fp8_schemes import KINDS
 
+pytestmark = pytest.mark.usefixtures("all_prefill_graphs")
 ROOT = Path(__file__).parents[4]
 PAGE_SIZE = 16
 BATCHES = (1, 16, 64, 256)
@@ -217,8 +218,6 @@ def test_decode_steps(checkpoint: Checkpoint, engine: Engine, batch_size: int, g
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 def test_a_prefill(checkpoint: Checkpoint, engine: Engine, graphs: bool) -> None:
-    if graphs and (engine._prefill_graphs is None or max(engine._prefill_graphs._sizes, default=0) < LONG_PROMPT):
-        pytest.skip("launching takes this machine less time than computing")
     token_ids = tokens(1, LONG_PROMPT)
     pages = random.Random(0).sample(range(engine.pool.num_pages), LONG_PROMPT // PAGE_SIZE)
     sequence = TokenSequence(token_ids[0].tolist(), LONG_PROMPT, pages)

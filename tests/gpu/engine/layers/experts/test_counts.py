@@ -15,6 +15,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.token_sequence import TokenSequence
 
+pytestmark = pytest.mark.usefixtures("all_prefill_graphs")
 PAGE_SIZE = 16
 NUM_CHOSEN = 4
 VOCAB_SIZE = 300
