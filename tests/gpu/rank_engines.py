@@ -1,14 +1,16 @@
 """Engines of two ranks, and requests for them."""
 
+import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tandem.both_worker.local_worker import LocalWorker
 from tandem.decode_worker.config import DecodeConfig
+from tandem.engine import dry_run
 from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
@@ -32,14 +34,23 @@ def follow(seat: Seat) -> None:
     FollowerLoop(engine, seat.memory.ring, seat.memory.progress).run()
 
 
+def follow_with_prefill_graphs(seat: Seat) -> None:
+    """For a leader whose LAUNCH_BOUND is the same.
+
+    Ranks that share a GPU wait for their turns, so no prefill would seem bound by its launch: it would have no graph.
+    """
+    dry_run.LAUNCH_BOUND = math.inf
+    follow(seat)
+
+
 def config_of(model_dir: Path, degree: int, **settings: Any) -> EngineConfig:
     of_all: dict[str, Any] = {"device": "cuda", "num_pages": 400, "workers_per_gpu": 2, "max_batch_size": WAVE_SIZE}
     return EngineConfig(str(model_dir), degree=degree, **(of_all | settings))
 
 
 @contextmanager
-def engine_of_two(config: EngineConfig) -> Iterator[Engine]:
-    with started(2, follow, config) as (processes, deaths):
+def engine_of_two(config: EngineConfig, run: Callable[[Seat], None] = follow) -> Iterator[Engine]:
+    with started(2, run, config) as (processes, deaths):
         memory = processes.memory
         recorder = ForwardRecorder(memory.ring, memory.progress, config.page_size)
         engine = build_engine(config, "leader", lambda doing: None, processes.group, recorder)

@@ -1,15 +1,17 @@
 """Two ranks that share a GPU compute what one rank computes, also as CUDA graphs."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
+from tandem.engine import dry_run
 from tandem.engine.build import build_engine
 from tests.cluster.conftest import Oracle
-from tests.gpu.rank_engines import MAX_TOKENS, WAVE_SIZE, config_of, engine_of_two, serve
+from tests.gpu.rank_engines import MAX_TOKENS, WAVE_SIZE, config_of, engine_of_two, follow_with_prefill_graphs, serve
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("all_prefill_graphs")]
+pytestmark = pytest.mark.timeout(300)
 # Of logits; bfloat16 has 8 bits.
 MARGIN = 1.5
 
@@ -36,9 +38,10 @@ def test_graphs_of_two_ranks_compute_greedy_tokens(
         replay(graph)
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    monkeypatch.setattr(dry_run, "LAUNCH_BOUND", math.inf)
     config = config_of(model_dir, 2, dtype="bfloat16", cuda_graph_max_bs=WAVE_SIZE, mixed_steps=mixed_steps)
     oracle = Oracle(model_dir)
-    with engine_of_two(config) as engine:
+    with engine_of_two(config, follow_with_prefill_graphs) as engine:
         outputs = serve(engine, 1, chunk_size=64)
         # Prefills, and at least the decode steps of the last prompt.
         assert num_replays > MAX_TOKENS, f"only {num_replays} passes were graphs"
