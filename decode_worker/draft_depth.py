@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from tandem.decode_worker.draft_policy import FILLED
 from tandem.decode_worker.overlap_price import OverlapPrice
+from tandem.decode_worker.plain_step import longest_step_s, plain_step_s
 from tandem.engine.draft_costs import DraftCosts
 from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
@@ -12,6 +12,8 @@ from tandem.worker.forward_timer import ForwardTimer
 PROBE_STEPS = 64
 # Weight of a step in the means of drafting times.
 WEIGHT = 1 / 16
+# Share of a fitted step that is no drafting, at least: the fit lags behind the mean of drafting times.
+LEAST_SHARE = 1 / 16
 
 
 class DraftDepth:
@@ -36,7 +38,7 @@ class DraftDepth:
         # Of a step, beyond its passes on the device, during which the host prepares the next pass. If start-up has not
         # measured passes: of a whole pass.
         self._beyond_s: float | None = None
-        # Of all steps, also without drafts. Steps are timed from end to end, so that it is part of their time.
+        # Of all steps, also without drafts. Where none overlap, the fit times them from end to end, drafting included.
         self._drafting_s = 0.0
         self._num_without = 0
 
@@ -61,18 +63,21 @@ class DraftDepth:
             num_requests, num_context: as of DraftPolicy.choose.
         """
         most = max((of_request for _, of_request in requests), default=0)
+        if most <= 0 or (self._price is not None and not self._price.allows_drafts):
+            return 0
         times = self._timer.times()
-        if self._price is not None and not self._price.allows_drafts:
+        plain_s = plain_step_s(times, self._price, num_requests, num_context)
+        if not plain_s and self._price is not None:
             return 0
         device_s = self._device_s(len(requests))
-        if not times.step_s or (self._beyond_s is None and not device_s):
+        if not plain_s or (self._beyond_s is None and not device_s):
             # Both are measured with the first drafts.
-            return min(1, most)
+            return 1
         beyond_s = max(0.0, self._beyond_s or 0.0)
         once_s, pass_s = (beyond_s, device_s) if device_s else (0.0, beyond_s)
-        plain_s = times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
-        plain_s = max(times.request_s, plain_s - self._drafting_s)
-        limit_s = FILLED * self._objective_s if plain_s < FILLED * self._objective_s else float("inf")
+        if self._price is None:
+            plain_s = max(LEAST_SHARE * plain_s, plain_s - self._drafting_s)
+        limit_s = longest_step_s(plain_s, self._objective_s, self._price)
         num_tokens, num_drafts = float(num_requests), 0
         best, best_rate = 0, num_tokens / plain_s
         for depth in range(1, most + 1):
@@ -85,7 +90,7 @@ class DraftDepth:
                 break
             if num_tokens / step_s > best_rate:
                 best, best_rate = depth, num_tokens / step_s
-        return best or min(int(self._num_without >= PROBE_STEPS), most)
+        return best or int(self._num_without >= PROBE_STEPS)
 
     def _device_s(self, num_rows: int) -> float:
         """Returns the device's seconds of a pass, 0 if not measured."""
