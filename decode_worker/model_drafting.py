@@ -40,7 +40,8 @@ class ModelDrafting(StepDrafts):
         self._clock = clock
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
-        if self._choose(self._requests(jobs), jobs):
+        has_room = len(jobs) < self._engine.max_drafted_rows
+        if has_room and self._choose(self._requests(jobs), jobs):
             return True
         self._depth.drafted(0, 0.0)
         return False

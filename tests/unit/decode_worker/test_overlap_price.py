@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION
-from tests.fakes.timed_gpu import TimedWorker, Times
+from tests.fakes.timed_gpu import PLAIN_S, TimedGpu, TimedWorker, Times
 
 WARMUP_S, MEASURED_S = 0.4, 0.4
 LEAST_RATE = 0.98
@@ -59,6 +59,15 @@ def test_no_batch_loses_tokens_per_second(batch_size: int, acceptance: float, sh
 def test_drafts_by_a_model_lose_little_in_any_batch(batch_size: int, acceptance: float, share: float) -> None:
     found = rate(batch_size, MODEL, acceptance, Times(drafted_share=share)) / off(batch_size)
     assert found >= max(LEAST_MODEL_RATE, MODEL_GAINS.get((batch_size, acceptance), 0.0) / share)
+
+
+def test_steps_without_room_for_drafts_by_a_model_overlap() -> None:
+    """Probes of acceptance need room too."""
+    num_streams = TimedGpu.max_drafted_rows
+    worker = TimedWorker(num_streams, MODEL, 0.0, Times(), mixes=True)
+    # Prompts forbid drafts for a while.
+    worker.run(2.0)
+    assert max(worker.gaps_s[-num_streams:]) < 1.2 * PLAIN_S[num_streams]
 
 
 @pytest.mark.parametrize("batch_size", [64, pytest.param(128, marks=pytest.mark.slow)])
