@@ -92,7 +92,7 @@ class ModelDrafting(StepDrafts):
         for job in jobs:
             # The last token of an output needs no draft: the step before it samples it.
             most = min(most_drafts, job.sequence.sampling.max_tokens - job.num_outputs - 1)
-            if most > 0 and not job.is_moving:
+            if most > 0 and self._may_draft(job):
                 requests.append((job, self._acceptance(job), most))
         return requests
 

@@ -49,6 +49,11 @@ class DraftMatcher:
         self._last_check_s = 0.0
         self.has_failed = False
 
+    @property
+    def may_pass(self) -> bool:
+        """Returns whether a check may let drafts pass: the grammar is compiled and nothing has failed."""
+        return not self.has_failed and self._compiled.matcher.done()
+
     def check(self, output_ids: Sequence[int], draft_ids: Sequence[int], end_ids: Sequence[int]) -> list[Mask]:
         """Returns, for each draft up to the first that the grammar forbids, the tokens that may follow it.
 
@@ -58,7 +63,7 @@ class DraftMatcher:
             output_ids: output so far, over all attempts.
             end_ids: tokens that may end the output.
         """
-        if self.has_failed or not self._compiled.matcher.done():
+        if not self.may_pass:
             return []
         if self._compiled.matcher.exception() is not None:
             self.has_failed = True
