@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tandem.decode_worker.overlap_price import OverlapPrice
 from tandem.decode_worker.plain_step import longest_step_s, plain_step_s
 from tandem.engine.draft_costs import DraftCosts
+from tandem.linear_fit import OUTLIER
 from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
 
@@ -51,9 +52,10 @@ class DraftDepth:
             beyond = seconds - num_passes * device_s if device_s else seconds / num_passes
             known = self._beyond_s
             if known is None:
-                # One slow first step is no reason to end drafts whose price is known.
                 known = 0.0 if device_s else beyond
-            self._beyond_s = known + WEIGHT * (beyond - known)
+            # One pause of the host is no reason to end drafts: few later ones would correct it.
+            longest = OUTLIER * max(known, device_s) or beyond
+            self._beyond_s = known + WEIGHT * (min(longest, beyond) - known)
 
     def choose(self, requests: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> int:
         """Returns the drafts of each request, of which one may have fewer.

@@ -160,6 +160,19 @@ def test_where_steps_overlap_prompts_and_the_objective_limit_the_time_of_drafts(
     assert depths == sorted(depths) and {*depths} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("costs", [None, DraftCosts({1: 0.01}, {2: 0.011, 8: 0.011}, {1: 0.001})])
+def test_pause_of_the_host_ends_no_drafts(costs: DraftCosts | None) -> None:
+    depth = DraftDepth(cast(ForwardTimer, Timer(TIMES)), 0.0, costs)
+    # A lasting time counts, however long. Then there are probes alone.
+    for pauses_s, expected in (([], 4), ([1.0], 4), ([0.1] * 100, 1)):
+        for seconds in (*[0.002] * 20, *pauses_s):
+            depth.drafted(1, seconds, 1)
+        # The mean of all steps forgets them.
+        for _ in range(200):
+            depth.drafted(0, 0.0)
+        assert depth.choose([(0.9, 4)], 1, 100) == expected
+
+
 @pytest.mark.parametrize("acceptance", [0.0, 1.0])
 def test_no_draft_is_chosen_beyond_the_most(acceptance: float) -> None:
     depth = depth_of()
