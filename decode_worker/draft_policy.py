@@ -60,12 +60,23 @@ class DraftPolicy:
         """Returns the mean of all requests, which a new one is expected to have."""
         return self._usual.get(source, START)
 
-    def observe(self, source: str, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
-        """Returns a request's acceptance after the tokens that followed its last proposal are known."""
+    def observe(
+        self,
+        source: str,
+        acceptance: float,
+        proposed: Sequence[int],
+        sampled: Sequence[int],
+        weight: float = WEIGHT,
+    ) -> float:
+        """Returns a request's acceptance after the tokens that followed its last proposal are known.
+
+        Args:
+            weight: of each token in the request's mean.
+        """
         usual = self.usual_acceptance(source)
         for draft, token in zip(proposed, sampled, strict=False):
             is_right = draft == token
-            acceptance += WEIGHT * (is_right - acceptance)
+            acceptance += weight * (is_right - acceptance)
             usual += SHARED_WEIGHT * (is_right - usual)
             if not is_right:
                 break

@@ -10,6 +10,10 @@ from tandem.decode_worker.overlap_price import StepTime
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 
+# Weight of an observation in a request's acceptance. Only computed drafts are observed, so a mean that is low by chance
+# ends them, and few probes correct it.
+WEIGHT, PROBE_WEIGHT = 1 / 32, 1 / 8
+
 
 class ModelDrafting(StepDrafts):
     """Gives the jobs of a step the drafts of the engine's drafter, which needs pages for them first."""
@@ -38,6 +42,7 @@ class ModelDrafting(StepDrafts):
         self._policy = policy
         self._depth = depth
         self._clock = clock
+        self._weight = WEIGHT
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
         has_room = len(jobs) < self._engine.max_drafted_rows
@@ -55,6 +60,7 @@ class ModelDrafting(StepDrafts):
             self._observe(job)
         requests = self._requests(jobs)
         depth = self._choose(requests, jobs)
+        self._weight = PROBE_WEIGHT if self._depth.is_probe else WEIGHT
         asked: list[DecodeJob] = []
         counts: list[int] = []
         for job, _, most in requests:
@@ -70,7 +76,7 @@ class ModelDrafting(StepDrafts):
         self._depth.drafted(max(counts, default=0), self._clock() - began, len(asked))
 
     def timed(self, step: StepTime) -> None:
-        self._policy.timed(step)
+        self._depth.timed(step)
 
     def _observe(self, job: DecodeJob) -> None:
         """Compares the last drafts with the tokens behind them."""
@@ -78,7 +84,9 @@ class ModelDrafting(StepDrafts):
             return
         sampled = job.sequence.token_ids[of_job.proposed_at :]
         known = self._acceptance(job)
-        of_job.acceptance[self._source] = self._policy.observe(self._source, known, of_job.proposed, sampled)
+        of_job.acceptance[self._source] = self._policy.observe(
+            self._source, known, of_job.proposed, sampled, self._weight
+        )
         of_job.proposed = ()
 
     def _acceptance(self, job: DecodeJob) -> float:

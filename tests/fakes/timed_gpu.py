@@ -166,13 +166,15 @@ class TimedWorker:
         gaps_s: times between messages with a stream's tokens.
     """
 
-    def __init__(self, num_streams: int, speculation: str, acceptance: float, times: Times, *, mixes: bool) -> None:
+    def __init__(
+        self, num_streams: int, speculation: str, acceptance: float, times: Times, *, mixes: bool, seed: int = 0
+    ) -> None:
         """Args: acceptance: chance of a draft behind right ones."""
         self._clock = FakeClock()
         self._times = times
         self._last: dict[str, float] = {}
         self._num_submitted = 0
-        rng, clock = random.Random(0), self._clock
+        rng, clock = random.Random(seed), self._clock
 
         def guess(token_id: int, num_tokens: int) -> list[int]:
             return [token_id + 1 + i + (rng.random() >= acceptance) for i in range(num_tokens)]

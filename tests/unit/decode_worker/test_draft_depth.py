@@ -138,13 +138,31 @@ def test_where_steps_overlap_those_without_drafts_are_measured_first() -> None:
 
 
 def test_where_steps_overlap_drafting_is_no_part_of_those_without_drafts() -> None:
-    # A draft costs 3 ms.
-    for plain_s, acceptance, expected in ((0.010, 0.35, 1), (0.010, 0.25, 0), (0.004, 0.7, 0), (0.004, 0.8, 1)):
+    # A draft costs 3 ms, and 5 % of the step for caution.
+    for plain_s, acceptance, expected in ((0.010, 0.4, 1), (0.010, 0.3, 0), (0.004, 0.7, 0), (0.004, 0.9, 1)):
         overlapping = Overlapping()
         overlapping.passed(plain_s)
         for _ in range(200):
             overlapping.depth.drafted(1, 0.002, 1)
         assert min(1, overlapping.choose(acceptance)) == expected
+
+
+@pytest.mark.parametrize(("seconds", "num_tokens"), [(0.025, 2), (0.014, 1)], ids=["slow", "wrong"])
+def test_where_steps_overlap_drafts_that_gain_less_than_expected_end(seconds: float, num_tokens: int) -> None:
+    overlapping = Overlapping()
+    overlapping.passed(0.010)
+    num_steps = 0
+    while overlapping.choose(0.6):
+        step = StepTime(seconds, 1, num_tokens, has_drafts=True, overlaps=False, has_prompts=False)
+        overlapping.depth.timed(step)
+        num_steps += 1
+    assert 2 <= num_steps <= 300
+    # They are tried again.
+    num_steps = 0
+    while not overlapping.choose(0.6):
+        overlapping.passed(0.010)
+        num_steps += 1
+    assert 1 <= num_steps <= 1000
 
 
 def test_where_steps_overlap_prompts_and_the_objective_limit_the_time_of_drafts() -> None:

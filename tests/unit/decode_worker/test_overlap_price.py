@@ -61,6 +61,18 @@ def test_drafts_by_a_model_lose_little_in_any_batch(batch_size: int, acceptance:
     assert found >= max(LEAST_MODEL_RATE, MODEL_GAINS.get((batch_size, acceptance), 0.0) / share)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_few_wrong_drafts_by_a_model_do_not_end_those_that_gain(seed: int) -> None:
+    """Without drafts, only one step in 64 observes acceptance."""
+    gain, drop = 0.6, 0.1
+    for acceptance, least in ((gain, 1.2), (drop, LEAST_MODEL_RATE)):
+        worker = TimedWorker(1, MODEL, acceptance, Times(), mixes=True, seed=seed)
+        worker.run(WARMUP_S)
+        worker.forget()
+        worker.run(5 * MEASURED_S)
+        assert worker.num_tokens / (5 * MEASURED_S) > least * off(1)
+
+
 def test_steps_without_room_for_drafts_by_a_model_overlap() -> None:
     """Probes of acceptance need room too."""
     num_streams = TimedGpu.max_drafted_rows
