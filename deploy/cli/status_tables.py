@@ -12,7 +12,9 @@ from tandem.v1 import inference_pb2 as pb
 # More linked workers are counted.
 MAX_NAMES = 8
 # Below adapters that no worker holds.
-NOT_READ_YET = "on devices, in memory: numbers of workers; 0 is normal: a worker reads an adapter when a request needs it"
+NOT_READ_YET = (
+    "on devices, in memory: numbers of workers; 0 is normal: a worker reads an adapter when a request needs it"
+)
 
 
 def print_status(info: pb.ServerInfo) -> None:
