@@ -74,8 +74,8 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         prompt_len, output_len = mean_of(arrivals) if arrivals else arguments.workload
         if worker.drafter is not None and not worker.num_drafts:
             raise ValueError(
-                f"--speculation {arguments.speculation} needs --drafted K and --accepted K, a request's drafts in a step "
-                "and those accepted: count them on a cluster (docs/estimate.md), or try 1 and 0.7"
+                f"--speculation {arguments.speculation} needs --drafted K and --accepted K, the drafts of a step "
+                "for each request, and those accepted: count them on a cluster (docs/estimate.md), or try 1 and 0.7"
             )
         if arguments.accepted > arguments.drafted:
             raise ValueError(f"--accepted {arguments.accepted:g} is more than --drafted {arguments.drafted:g}")

@@ -18,6 +18,7 @@ from tandem.deploy.estimate.experts import (
 )
 from tandem.deploy.estimate.gpus import GIB, Gpu
 from tandem.deploy.estimate.latents import (
+    FEW_ROWS_LAYER_S,
     FP8_LATENT_READ_SHARE,
     LATENT_LAYER_S,
     LATENT_READ_SHARE,
@@ -327,8 +328,8 @@ class Worker:
         return attention_flops(self.model, num_tokens, num_before) + expansion_flops(self.model, num_before)
 
     def _layers_s(self, layer_s: float, num_rows: int) -> float:
-        if num_rows > MAX_FEW_ROWS:
-            layer_s += self._latent_layer_s
+        if self.model.latent is not None:
+            layer_s += FEW_ROWS_LAYER_S if num_rows <= MAX_FEW_ROWS else LATENT_LAYER_S
         return self.model.num_layers * layer_s + num_sparse_layers(self.model) * self._factors.experts.layer_s
 
     def _graph_layers_s(self) -> float:

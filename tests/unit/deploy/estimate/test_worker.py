@@ -7,7 +7,7 @@ import pytest
 
 from tandem.config import ROLES
 from tandem.deploy.estimate.drafts import drafter_flops, drafter_weight_bytes
-from tandem.deploy.estimate.experts import FP8_EXPERTS, experts_s
+from tandem.deploy.estimate.experts import BFLOAT16_EXPERTS, experts_s
 from tandem.deploy.estimate.gpus import GIB, GPUS
 from tandem.deploy.estimate.latents import expansion_flops
 from tandem.deploy.estimate.work import decode_work, prefill_work
@@ -58,8 +58,8 @@ MIXED_MS = {
 }
 # Milliseconds of a step of DeepSeek-V2-Lite by tokens of each sequence and batch size (docs/gpu.md).
 LATENT_DECODE_MS = {
-    1024: {1: 1.91, 8: 5.57, 32: 9.06, 128: 10.52, 256: 12.21},
-    16_384: {1: 2.09, 8: 6.52, 32: 12.83, 128: 25.75},
+    1024: {1: 1.82, 8: 5.58, 32: 9.02, 128: 10.50, 256: 12.23},
+    16_384: {1: 1.97, 8: 6.53, 32: 12.80, 128: 25.71},
 }
 FP8_LATENT_DECODE_MS = {
     1024: {1: 1.98, 8: 5.52, 32: 8.88, 128: 10.32, 256: 12.00},
@@ -252,11 +252,11 @@ def test_requests_of_a_step_share_experts() -> None:
 def test_large_forwards_are_bound_by_products_and_whole_tiles() -> None:
     num_tokens = 65_536
     fp8 = QWEN3_30B_A3B.quantized("fp8")
-    took = experts_s(fp8, H200.limits, FP8_EXPERTS, num_tokens)
-    products = expert_flops(fp8, num_tokens) / (H200.limits.matmul_rate * FP8_EXPERTS.product_share)
+    took = experts_s(fp8, H200.limits, BFLOAT16_EXPERTS, num_tokens)
+    products = expert_flops(fp8, num_tokens) / (H200.limits.matmul_rate * BFLOAT16_EXPERTS.product_share)
     # An expert has 4,096 rows.
-    assert took == pytest.approx(products * (1 + FP8_EXPERTS.num_padded / 4096), rel=0.01)
-    assert experts_s(LLAMA_8B, H200.limits, FP8_EXPERTS, num_tokens) == 0
+    assert took == pytest.approx(products * (1 + BFLOAT16_EXPERTS.num_padded / 4096), rel=0.01)
+    assert experts_s(LLAMA_8B, H200.limits, BFLOAT16_EXPERTS, num_tokens) == 0
 
 
 def test_sparse_layers_add_overhead() -> None:
@@ -264,7 +264,7 @@ def test_sparse_layers_add_overhead() -> None:
     some_dense = replace(QWEN3_30B_A3B, experts=replace(QWEN3_30B_A3B.experts, dense_layers=(0, 1, 2, 3)))
     slow, fast = Worker(QWEN3_30B_A3B, H200), Worker(some_dense, H200)
     # A dense layer is as large as the 8 experts of a token.
-    overhead = 4 * FP8_EXPERTS.layer_s
+    overhead = 4 * BFLOAT16_EXPERTS.layer_s
     assert slow.decode_step(1, 1) - fast.decode_step(1, 1) == pytest.approx(overhead, rel=0.05)
     assert slow.prefill(1, 16) > fast.prefill(1, 16) + overhead
 
