@@ -26,7 +26,7 @@ from tandem.deploy.estimate.latents import (
     expansion_flops,
 )
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
-from tandem.engine.config import MAX_DRAFTED_ROWS, EngineConfig
+from tandem.engine.config import MAX_DRAFTED_ROWS, MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
@@ -43,10 +43,11 @@ from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.checks import check_degree
 from tandem.engine.ranks.config import MAX_DEGREE, RankConfig
 
-# Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context, libraries' workspaces, decode graphs up to 256.
+# Bytes with an 8B model: CUDA's context (docs/reports/h200), and of role both on an H100 libraries' workspaces and CUDA
+# graphs up to 256 sequences, with those of steps with drafts.
 CONTEXT = int(0.52 * GIB)
-WORKSPACES = int(1.3 * GIB)
-GRAPHS = int(0.74 * GIB)
+WORKSPACES = int(1.47 * GIB)
+GRAPHS = int(0.79 * GIB)
 # Float32 copies of a sampled logits row, and copies of a prompt token's MLP activations.
 LOGITS_COPIES = 8
 MLP_COPIES = 2
@@ -183,6 +184,9 @@ class Worker:
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
         mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES) // self.degree
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
+        if role == "both" and self.mixed_steps:
+            # Such a step also samples the first tokens of its prompts.
+            forward = mlp + logits + 4 * LOGITS_COPIES * MAX_PREFILL_BATCH_SIZE * self.model.vocab_size
         taken = self.weight_bytes // self.degree + self.slot_bytes + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
         graphs = 0 if role == "prefill" else GRAPHS

@@ -8,7 +8,7 @@ import pytest
 from tandem.config import ROLES
 from tandem.deploy.estimate.drafts import drafter_flops, drafter_weight_bytes
 from tandem.deploy.estimate.experts import BFLOAT16_EXPERTS, experts_s
-from tandem.deploy.estimate.gpus import GPUS
+from tandem.deploy.estimate.gpus import GIB, GPUS
 from tandem.deploy.estimate.latents import expansion_flops
 from tandem.deploy.estimate.work import decode_work, prefill_work
 from tandem.deploy.estimate.worker import CONTEXT, FP8_KV_READ_SHARE, KV_READ_SHARE, Worker
@@ -65,7 +65,7 @@ FP8_LATENT_DECODE_MS = {
     1024: {1: 1.98, 8: 5.52, 32: 8.88, 128: 10.32, 256: 12.00},
     16_384: {1: 2.08, 8: 6.37, 32: 12.66, 128: 25.09, 256: 41.18},
 }
-# Pages of 16 tokens.
+# Pages of 16 tokens, without graphs of steps with drafts.
 POOLS = {"prefill": 54_712, "decode": 54_283, "both": 54_283}
 
 
@@ -126,8 +126,17 @@ def test_pools(role: str) -> None:
 
 
 def test_pool_of_an_h100() -> None:
-    # Measured with --both 1 (docs/gpu.md).
-    assert Worker(LLAMA_8B, GPUS["h100"]).pool_tokens("both", 16_384) / 16 == pytest.approx(26_659, rel=0.015)
+    # Logged by role both with the defaults, which have graphs of steps with drafts.
+    worker = Worker(LLAMA_8B, GPUS["h100"])
+    assert worker.pool_tokens("both", 16_384) / 16 == pytest.approx(26_857, rel=0.002)
+    memory = worker.memory("both")
+    measured = {"weights": 16.43, "graphs": 0.79, "forward": 1.84}
+    assert {name: getattr(memory, name) / GIB for name in measured} == pytest.approx(measured, rel=0.05)
+
+
+def test_mixed_steps_sample_for_prompts_and_decoding_sequences() -> None:
+    forwards = [Worker(LLAMA_8B, H200, mixed_steps=is_mixed).memory("both").forward for is_mixed in (False, True)]
+    assert forwards[0] == Worker(LLAMA_8B, H200).memory("decode").forward < forwards[1]
 
 
 def test_quantized_pages_hold_twice_the_tokens_and_take_half_the_time_to_ship_and_about_so_to_read() -> None:
