@@ -80,8 +80,9 @@ FP8_KV_READ_SHARE = 0.92
 # Seconds: the host's launch of one prefill layer, and the rest of such a forward.
 LAUNCH_LAYER_S = 190e-6
 FORWARD_S = 3e-3
-# A mixed step runs two attention kernels per layer. The share is from 512 tokens behind 2,048 and behind none: they
-# took 0.8 to 1.35 ms more, with 8 and with 4 KV heads.
+# A sparse layer of a mixed step runs a second attention kernel. A dense one takes what it does in other graphs with
+# prompts. The share is from 512 tokens behind 2,048 and behind none: they took 0.8 to 1.35 ms more, with 8 and with
+# 4 KV heads.
 SECOND_ATTENTION_S = 21e-6
 MIXED_ATTENTION_SHARE = 0.75
 # Products of up to this many tokens reach `decode_share`.
@@ -284,7 +285,7 @@ class Worker:
         products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
         attention_rate = self.gpu.limits.matmul_rate * MIXED_ATTENTION_SHARE
         attending = self._attention_flops(num_tokens, num_before) / attention_rate
-        layers = self._graph_layers_s() + self.model.num_layers * SECOND_ATTENTION_S
+        layers = self._graph_layers_s() + num_sparse_layers(self.model) * SECOND_ATTENTION_S
         step = products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
         reading = self._drafter_s(num_rows, batch_size * kv_len)
         return step + max(reading, self._drafter_prompts_s(1, num_tokens, num_before, share))
