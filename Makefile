@@ -52,11 +52,11 @@ test test-full: .venv/.dev
 	$(BIN)/python -m pytest -m "$(MARKS)" $(CLUSTER_AT_ONCE) --durations=30 tests/cluster $(ARGS) || status=$$(($$? > status ? $$? : status)); \
 	exit $$status
 
-# Tests on a GPU, in parts of under eight minutes; PART=NAME runs one (tests/gpu/parts.py). Installs nothing: a GPU host's
-# Python has the torch for its GPU.
+# Tests on a GPU, in parts of under eight minutes; PART=NAME runs one (tests/gpu/parts.py), TOGETHER=DIRECTORY all side by
+# side on all GPUs (tests/gpu/together.py). Installs nothing: a GPU host's Python has the torch for its GPU.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 test-gpu:
-	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.parts $(PART) $(ARGS)
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.$(if $(TOGETHER),together $(TOGETHER),parts) $(PART) $(ARGS)
 
 # Stock clients against a server, each in its own environment under .clients (11 GB); ARGS="-k NAME" for one.
 test-clients: .venv/.dev

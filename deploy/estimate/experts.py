@@ -26,7 +26,7 @@ class ExpertFactors(NamedTuple):
     launch_s: float
 
 
-BFLOAT16_EXPERTS = ExpertFactors(1.0, 0.63, 64, 15e-6, 60e-6)
+BFLOAT16_EXPERTS = ExpertFactors(1.0, 0.63, 64, 6e-6, 60e-6)
 FP8_EXPERTS = ExpertFactors(1.0, 0.53, 64, 15e-6, 60e-6)
 
 

@@ -8,8 +8,9 @@ LATENT_READ_SHARE = 0.95
 # The same of FP8: products take as long as over bfloat16.
 FP8_LATENT_READ_SHARE = 0.55
 LATENT_LAYER_S = 25e-6
-# Steps of so few rows have fewer kernels, without that overhead.
+# Steps of so few rows have fewer kernels.
 MAX_FEW_ROWS = 4
+FEW_ROWS_LAYER_S = 7e-6
 
 
 def expansion_flops(model: ModelConfig, num_before: int) -> int:

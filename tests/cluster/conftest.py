@@ -31,7 +31,7 @@ CHUNK_SIZE = 48
 MAX_MODEL_LEN = 512
 # Small enough that the tests' prompts evict each other.
 NUM_PAGES = 128
-RESTART_S = 40.0
+RESTART_S = 80.0
 API_KEYS = ("first-key", "second-key")
 
 
