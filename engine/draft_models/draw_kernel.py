@@ -3,11 +3,10 @@
 The rules are those of tandem.engine.sampler for rows without penalties, bias and masks. Masses are the same integers,
 so tokens are the same too, and sums do not depend on the order of addition.
 
-Each row is cut into parts. Kernels in a row find the largest logit of each part, the least logits that top-k and then
-top-p keep, the kept mass of each part, and at last the part and the token. Rows leave kernels that they do not need.
+A row is cut into parts. One kernel finds the largest logit of each part. With filters, a kernel for each digit of a
+search finds the least logit that top-k keeps, then top-p. Then one kernel finds the kept mass of each part, and the last
+one the part and the token.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -34,6 +33,7 @@ def draw_tokens(
     number: torch.Tensor,
     out: torch.Tensor,
     drawn: torch.Tensor,
+    has_filters: bool,
 ) -> None:
     """Draws each row's next token.
 
@@ -45,6 +45,7 @@ def draw_tokens(
         number: (1,) int64, the row of `u` and `drawn`.
         out: (num_rows,) int64, overwritten.
         drawn: (num_passes, num_rows or more) int64; a row is overwritten likewise.
+        has_filters: whether a row's top_k or top_p may drop tokens.
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous() and logits.dtype is torch.bfloat16 and u.stride(0) == drawn.stride(0)
@@ -57,11 +58,11 @@ def draw_tokens(
     sizes = {"VOCAB": vocab_size, "PART": PART, "MAX_PARTS": triton.next_power_of_2(num_parts)}
     grid = (num_parts, num_rows)
     _largest_of_parts[grid](logits, largest, sums, VOCAB=vocab_size, PART=PART, num_warps=4)
-    for digit in range(2 * DIGITS.value):
-        _add_sums[grid](logits, *filters, largest, sums, digit, **sizes, num_warps=8)
-    _kept_of_parts[grid](logits, *filters, largest, sums, kept, **sizes, num_warps=4)
-    last: Any = _draw[(num_rows,)]
-    last(logits, *filters, u, number, largest, sums, kept, out, drawn, u.stride(0), **sizes, num_warps=4)
+    for digit in range(2 * DIGITS.value if has_filters else 0):
+        _add_sums[grid](logits, *filters, largest, sums, digit, **sizes, num_warps=4)
+    sizes |= {"HAS_FILTERS": has_filters, "num_warps": 4}
+    _kept_of_parts[grid](logits, *filters, largest, sums, kept, **sizes)
+    _draw[(num_rows,)](logits, *filters, u, number, largest, sums, kept, out, drawn, u.stride(0), **sizes)
 
 
 @triton.jit
@@ -105,7 +106,7 @@ def _add_sums(  # type: ignore[no-untyped-def]
         amount = tl.where(exists, tl.where(is_of_k, 1, amount), 0)
         value = tl.arange(0, VALUES)
         key = least + (value << BITS * (DIGITS - 1 - digit % DIGITS))
-        added = tl.sum(tl.where(_keys(x)[:, None] >= key[None, :], amount[:, None], 0), 0)
+        added = tl.sum(tl.where(_keys(x)[None, :] >= key[:, None], amount[None, :], 0), 1)
         # Integers, so the order does not matter.
         tl.atomic_add(sums + (row * 2 * DIGITS + digit) * VALUES + value, added, sem="relaxed")
 
@@ -123,12 +124,15 @@ def _kept_of_parts(  # type: ignore[no-untyped-def]
     VOCAB: tl.constexpr,
     PART: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
 ):
     """Stores the mass above the least key, and the number of tokens with it. Program: a part of a row."""
     part, row = tl.program_id(0), tl.program_id(1)
     if tl.load(temperatures + row) > 0:
         exists, x = _load(logits, row, part, VOCAB, PART)
-        least, _ = _least(sums, top_ks, top_ps, row, 2 * DIGITS)
+        least = 0
+        if HAS_FILTERS:
+            least, _ = _least(sums, top_ks, top_ps, row, 2 * DIGITS)
         most = _most(largest, row, tl.num_programs(0), MAX_PARTS)
         key = _keys(x)
         mass = tl.where(key > least, _masses(x, most, temperatures, min_ps, row), 0)
@@ -155,25 +159,28 @@ def _draw(  # type: ignore[no-untyped-def]
     VOCAB: tl.constexpr,
     PART: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    HAS_FILTERS: tl.constexpr,
 ):
     """Program: a row."""
     row = tl.program_id(0)
-    num_parts: tl.constexpr = tl.cdiv(VOCAB, PART)
+    num_parts = (VOCAB + PART - 1) // PART
     at = tl.load(number) * pass_stride + row
     parts, i = tl.arange(0, MAX_PARTS), tl.arange(0, PART)
     has_part = parts < num_parts
     tops = tl.load(largest + row * num_parts + parts, mask=has_part, other=float("-inf"))
     most = tl.max(tops, 0)
     if tl.load(temperatures + row) > 0:
-        least, limit = _least(sums, top_ks, top_ps, row, 2 * DIGITS)
-        of_least = _masses(_values(least), most, temperatures, min_ps, row)
         above = tl.load(kept + 2 * (row * num_parts + parts), mask=has_part, other=0)
         num_least = tl.load(kept + 2 * (row * num_parts + parts) + 1, mask=has_part, other=0)
-        # Of the tokens with the least key, top-p keeps the first ones.
-        num_kept = tl.full([], VOCAB, tl.int64)
-        if tl.load(top_ps + row) < 1:
-            each = tl.maximum(of_least, 1)
-            num_kept = (limit - tl.sum(above, 0) + each - 1) // each
+        least, num_kept = 0, tl.full([], VOCAB, tl.int64)
+        if HAS_FILTERS:
+            least, limit = _least(sums, top_ks, top_ps, row, 2 * DIGITS)
+        of_least = _masses(_values(least), most, temperatures, min_ps, row)
+        if HAS_FILTERS:
+            # Of the tokens with the least key, top-p keeps the first ones.
+            if tl.load(top_ps + row) < 1:
+                each = tl.maximum(of_least, 1)
+                num_kept = (limit - tl.sum(above, 0) + each - 1) // each
         num_before = tl.cumsum(num_least, 0) - num_least
         mass = above + of_least * tl.minimum(tl.maximum(num_kept - num_before, 0), num_least)
         total = tl.sum(mass, 0)
