@@ -3,9 +3,9 @@
 The rules are those of tandem.engine.sampler for rows without penalties, bias and masks. Masses are the same integers,
 so tokens are the same too, and sums do not depend on the order of addition.
 
-A row is cut into parts. One kernel finds the largest logit of each part. With filters, a kernel for each digit of a
-search finds the least logit that top-k keeps, then top-p. Then one kernel finds the kept mass of each part, and the last
-one the part and the token.
+A row is cut into parts. One kernel finds the largest logit of each part. With filters, a kernel for each digit of two
+searches finds the least logit that top-k keeps, then top-p. Then one kernel finds the kept mass of each part, and the
+last one the part and the token.
 """
 
 import torch
@@ -178,9 +178,8 @@ def _draw(  # type: ignore[no-untyped-def]
         of_least = _masses(_values(least), most, temperatures, min_ps, row)
         if HAS_FILTERS:
             # Of the tokens with the least key, top-p keeps the first ones.
-            if tl.load(top_ps + row) < 1:
-                each = tl.maximum(of_least, 1)
-                num_kept = (limit - tl.sum(above, 0) + each - 1) // each
+            each = tl.maximum(of_least, 1)
+            num_kept = tl.where(tl.load(top_ps + row) < 1, (limit - tl.sum(above, 0) + each - 1) // each, num_kept)
         num_before = tl.cumsum(num_least, 0) - num_least
         mass = above + of_least * tl.minimum(tl.maximum(num_kept - num_before, 0), num_least)
         total = tl.sum(mass, 0)

@@ -67,7 +67,7 @@ class PassDraws:
 
         Args:
             logits: (num_rows, vocab_size) bfloat16.
-            has_filters: as the attribute, or true.
+            has_filters: whether `begin` may have staged filters.
         """
         num_rows, floats = len(logits), self._floats[:, : len(logits)]
         number = self._ints[_PASS, :1]

@@ -115,7 +115,7 @@ def test_draws_at_the_ends_of_the_random_numbers(kernels: ModuleType) -> None:
     logits = torch.zeros(1, 100, dtype=torch.bfloat16)
     logits[0, :35] = logits[0, 70:] = -torch.inf
     for filters, first, last in (({}, 35, 69), ({"top_p": 0.5}, 35, 52), ({"top_k": 3}, 35, 69)):
-        params = [SamplingParams(9, temperature=1.0, **filters)]  # type: ignore[arg-type]
+        params = [SamplingParams(9, temperature=1.0, **filters)]
         assert drawn(kernels, logits, params, [0.0]) == [first]
         assert drawn(kernels, logits, params, [1.0 - 2.0**-53]) == [last]
 
