@@ -114,7 +114,7 @@ class DraftDepth:
     def timed(self, step: StepTime) -> None:
         """Takes the time of a step."""
         if self._price is not None:
-            self._price.passed(step, self._price.uncorrected_s(self._device_s), self._num_tokens)
+            self._price.passed(step, self._device_s, self._num_tokens)
 
     def _pass_s(self, num_rows: int) -> float:
         """Returns the device's seconds of a pass, 0 if not measured."""

@@ -141,7 +141,7 @@ class DraftPolicy:
     def timed(self, step: StepTime) -> None:
         """Takes the time of a step."""
         if self._price is not None:
-            self._price.passed(step, self._price.uncorrected_s(self._device_s), self._num_tokens)
+            self._price.passed(step, self._device_s, self._num_tokens)
 
     def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
         """Yields numbers of drafts and the seconds that they add to a step."""
