@@ -4,8 +4,8 @@ The rules are those of tandem.engine.sampler for rows without penalties, bias an
 so tokens are the same too, and sums do not depend on the order of addition.
 
 A row is cut into parts. One kernel finds the largest logit of each part. With filters, a kernel for each digit of two
-searches finds the least logit that top-k keeps, then top-p. Then one kernel finds the kept mass of each part, and the
-last one the part and the token.
+searches finds the least logit that top-k keeps, then top-p; it skips parts whose logits are all smaller. Then one
+kernel finds the kept mass of each part, and the last one the part and the token.
 """
 
 import torch
@@ -15,12 +15,17 @@ from triton.language.extra import libdevice
 
 from tandem.engine.draws import MASS_BITS
 
-# Tokens of a part.
-PART = 1024
 # Searches find a key of 16 bits by digits, each from the sums at all of its values.
 BITS, VALUES, DIGITS = tl.constexpr(4), tl.constexpr(16), tl.constexpr(4)
 # Of a mass.
 MOST = tl.constexpr(2.0**MASS_BITS)
+
+
+def part_size(num_logits: int) -> int:
+    """Returns a number of tokens: few logits need many blocks, and larger parts cost less for each logit."""
+    if num_logits <= 2**19:
+        return 1024
+    return 2048 if num_logits <= 2**22 else 4096
 
 
 def draw_tokens(
@@ -49,17 +54,18 @@ def draw_tokens(
     """
     num_rows, vocab_size = logits.shape
     assert logits.is_contiguous() and logits.dtype is torch.bfloat16 and u.stride(0) == drawn.stride(0)
-    num_parts = triton.cdiv(vocab_size, PART)
+    size = part_size(logits.numel())
+    num_parts = triton.cdiv(vocab_size, size)
     largest = torch.empty(num_rows, num_parts, dtype=torch.float32, device=logits.device)
     # Of each digit of both searches.
     sums = torch.empty(num_rows, 2 * DIGITS.value, VALUES.value, dtype=torch.int64, device=logits.device)
     kept = torch.empty(num_rows, num_parts, 2, dtype=torch.int64, device=logits.device)
     filters = (temperature, top_k, top_p, min_p)
-    sizes = {"VOCAB": vocab_size, "PART": PART, "MAX_PARTS": triton.next_power_of_2(num_parts)}
+    sizes = {"VOCAB": vocab_size, "PART": size, "MAX_PARTS": triton.next_power_of_2(num_parts)}
     grid = (num_parts, num_rows)
-    _largest_of_parts[grid](logits, largest, sums, VOCAB=vocab_size, PART=PART, num_warps=4)
+    _largest_of_parts[grid](logits, largest, sums, VOCAB=vocab_size, PART=size, num_warps=4)
     for digit in range(2 * DIGITS.value if has_filters else 0):
-        _add_sums[grid](logits, *filters, largest, sums, digit, **sizes, num_warps=4)
+        _add_sums[grid](logits, *filters, largest, sums, digit, IS_OF_K=digit < DIGITS.value, **sizes, num_warps=4)
     sizes |= {"HAS_FILTERS": has_filters, "num_warps": 4}
     _kept_of_parts[grid](logits, *filters, largest, sums, kept, **sizes)
     _draw[(num_rows,)](logits, *filters, u, number, largest, sums, kept, out, drawn, u.stride(0), **sizes)
@@ -87,6 +93,7 @@ def _add_sums(  # type: ignore[no-untyped-def]
     largest,
     sums,
     digit,
+    IS_OF_K: tl.constexpr,
     VOCAB: tl.constexpr,
     PART: tl.constexpr,
     MAX_PARTS: tl.constexpr,
@@ -96,19 +103,22 @@ def _add_sums(  # type: ignore[no-untyped-def]
     Program: a part of a row.
     """
     part, row = tl.program_id(0), tl.program_id(1)
-    top_k, is_of_k = tl.load(top_ks + row), digit < DIGITS
-    is_needed = (is_of_k & (top_k > 0) & (top_k < VOCAB)) | ((digit >= DIGITS) & (tl.load(top_ps + row) < 1))
+    top_k = tl.load(top_ks + row)
+    is_needed = (top_k > 0) & (top_k < VOCAB) if IS_OF_K else tl.load(top_ps + row) < 1
     if is_needed & (tl.load(temperatures + row) > 0):
-        exists, x = _load(logits, row, part, VOCAB, PART)
         least, _ = _least(sums, top_ks, top_ps, row, digit)
-        most = _most(largest, row, tl.num_programs(0), MAX_PARTS)
-        amount = _masses(x, most, temperatures, min_ps, row)
-        amount = tl.where(exists, tl.where(is_of_k, 1, amount), 0)
-        value = tl.arange(0, VALUES)
-        key = least + (value << BITS * (DIGITS - 1 - digit % DIGITS))
-        added = tl.sum(tl.where(_keys(x)[None, :] >= key[:, None], amount[None, :], 0), 1)
-        # Integers, so the order does not matter.
-        tl.atomic_add(sums + (row * 2 * DIGITS + digit) * VALUES + value, added, sem="relaxed")
+        if _keys(tl.load(largest + row * tl.num_programs(0) + part)) >= least:
+            exists, x = _load(logits, row, part, VOCAB, PART)
+            if IS_OF_K:
+                amount = exists.to(tl.int32)
+            else:
+                most = _most(largest, row, tl.num_programs(0), MAX_PARTS)
+                amount = _masses(x, most, temperatures, min_ps, row)
+            value = tl.arange(0, VALUES)
+            key = least + (value << BITS * (DIGITS - 1 - digit % DIGITS))
+            added = tl.sum(tl.where(_keys(x)[None, :] >= key[:, None], amount[None, :], 0), 1)
+            # Integers, so the order does not matter.
+            tl.atomic_add(sums + (row * 2 * DIGITS + digit) * VALUES + value, added.to(tl.int64), sem="relaxed")
 
 
 @triton.jit

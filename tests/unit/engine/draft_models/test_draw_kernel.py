@@ -35,7 +35,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     from tandem.engine.draft_models import draw_kernel
 
     # Few tokens have many parts.
-    monkeypatch.setattr(draw_kernel, "PART", PART)
+    monkeypatch.setattr(draw_kernel, "part_size", lambda num_logits: PART)
     # The interpreter has no functions of CUDA. It replaces Triton's while it runs.
     functions = SimpleNamespace(exp=lambda x: language.exp(x), log=lambda x: language.log(x))
     monkeypatch.setattr(draw_kernel, "libdevice", functions)
