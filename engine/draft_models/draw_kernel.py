@@ -23,9 +23,7 @@ MOST = tl.constexpr(2.0**MASS_BITS)
 
 def part_size(num_logits: int) -> int:
     """Returns a number of tokens: few logits need many blocks, and larger parts cost less for each logit."""
-    if num_logits <= 2**19:
-        return 1024
-    return 2048 if num_logits <= 2**22 else 4096
+    return 1024 if num_logits <= 2**19 else 2048
 
 
 def draw_tokens(
