@@ -46,8 +46,8 @@ def pass_graph_sizes(max_batch_size: int) -> tuple[int, ...]:
 class PassGraphs(Passes):
     """A graph for each number of sequences; a pass is padded to the next size.
 
-    The graphs of a pass read tokens and states, and write the drawn tokens and the next states in their place. So the host
-    launches several passes in a row without waiting.
+    The graphs of a pass read tokens and states, and write the drawn tokens and the next states in their place. So the
+    host launches several passes in a row without waiting.
     """
 
     def __init__(

@@ -93,6 +93,7 @@ class _Output(ForwardOutput):
         return [None] * self._num_rows
 
     def duration_s(self) -> float:
+        self.token_ids()
         return self._duration_s
 
 
