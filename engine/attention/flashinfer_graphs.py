@@ -8,8 +8,11 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphedHeadAttention
-from tandem.engine.attention.flashinfer_kernels import OverPages, PagedKernels, Wrapper, pinned
+from tandem.engine.attention.flashinfer_kernels import OverPages, PagedKernels
+from tandem.engine.attention.flashinfer_parts import PartAttention, PlannedParts
+from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
+from tandem.engine.attention.prefix_parts import ENTRY_SIZE, cut_prefixes
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, to_device
 
@@ -87,9 +90,18 @@ class GraphedPrefill(_GraphedPrompts):
         num_sequences: int,
         indices: torch.Tensor,
         backend: str,
+        parts: PartAttention | None = None,
     ) -> None:
-        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including padding."""
+        """
+        Args:
+            plans: (PLAN_BYTES,) uint8 on the device.
+            num_sequences: including padding.
+            parts: for CUDA graphs; None: all prefixes stay whole.
+        """
         super().__init__(paged, num_tokens, num_sequences, workspace.device)
+        if parts is not None:
+            table = torch.zeros(num_tokens * ENTRY_SIZE, dtype=torch.int32, device=workspace.device)
+            self._parts = PlannedParts(parts, table)
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -107,7 +119,7 @@ class GraphedPrefill(_GraphedPrompts):
         self._pack(sequences).copy_to(self._memory)
         page_size = self._paged.layout.page_size
         new_indptr, num_padding = self._new_indptr(sequences)
-        indices, indptr = page_tables(self._paged.layout, sequences)
+        indices, indptr = page_tables(self._paged.layout, sequences, self._cut(sequences))
         last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences]
         indptr.append(len(indices))
         indices.extend([self._paged.dummy_page] * -(-num_padding // page_size))
@@ -122,6 +134,19 @@ class GraphedPrefill(_GraphedPrompts):
             causal=True,
             **self._paged.dtypes,
         )
+
+    def _cut(self, sequences: Sequence[TokenSequence]) -> list[int] | None:
+        """Plans the parts. Returns the leading pages of each sequence that are in parts."""
+        if self._parts is None:
+            return None
+        attention, table = self._parts
+        if not sequences:
+            attention.reserve()
+            return []
+        parts = cut_prefixes(attention.rule, self._paged.layout, sequences, self._num_tokens)
+        attention.plan(parts)
+        table.copy_(to_device(parts.table, table.device))
+        return parts.num_cut_pages
 
 
 class GraphedNewPrompts(_GraphedPrompts):
