@@ -63,9 +63,10 @@ class CutRule:
         }
         if not costs:
             return 0
-        whole = self._num_waves(-(-num_new // self.tile_rows) * self.num_q_heads) * (prefix_len + num_new)
+        num_waves = self._num_waves(-(-num_new // self.tile_rows) * self.num_q_heads)
         best = min(costs, key=lambda parts: costs[parts])
-        return best if costs[best] + CUT_COST <= MAX_SHARE * whole else 0
+        cut = costs[best] + CUT_COST + num_waves * num_new
+        return best if cut <= MAX_SHARE * num_waves * (prefix_len + num_new) else 0
 
     def _num_waves(self, num_items: int) -> int:
         return -(-num_items // self.num_sms)

@@ -37,6 +37,7 @@ def piece(num_new: int, prefix_len: int, page_size: int = 16, first_page: int = 
     ("num_new", "prefix_len", "is_cut"),
     [
         (128, 0, False),
+        (1000, 0, False),
         (128, 500, False),
         (32, 16_000, True),
         (128, 4096, True),
@@ -49,6 +50,12 @@ def piece(num_new: int, prefix_len: int, page_size: int = 16, first_page: int = 
 )
 def test_prefixes_are_cut_where_multiprocessors_would_idle(num_new: int, prefix_len: int, is_cut: bool) -> None:
     assert (RULE.num_parts(num_new, prefix_len, num_new) > 1) == is_cut
+
+
+def test_longer_prefixes_stay_cut() -> None:
+    for num_new in (16, 64, 128, 256, 384, 640):
+        cuts = [RULE.num_parts(num_new, prefix_len, num_new) > 1 for prefix_len in range(0, 32_000, 500)]
+        assert cuts == sorted(cuts)
 
 
 def test_parts_of_a_short_piece_fill_the_multiprocessors() -> None:
