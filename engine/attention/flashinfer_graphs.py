@@ -14,7 +14,7 @@ from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
 from tandem.engine.attention.prefix_parts import ENTRY_SIZE, cut_prefixes
 from tandem.engine.token_sequence import TokenSequence
-from tandem.engine.upload import Packed, to_device
+from tandem.engine.upload import Packed, aligned, to_device
 
 
 class GraphedDecode(OverPages, GraphedHeadAttention):
@@ -100,8 +100,8 @@ class GraphedPrefill(_GraphedPrompts):
         """
         super().__init__(paged, num_tokens, num_sequences, workspace.device)
         if parts is not None:
-            table = torch.zeros(num_tokens * ENTRY_SIZE, dtype=torch.int32, device=workspace.device)
-            self._parts = PlannedParts(parts, table)
+            size = aligned(num_tokens * ENTRY_SIZE * torch.int32.itemsize) // torch.int32.itemsize
+            self._parts = PlannedParts(parts, _numbers(size, workspace.device))
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -145,7 +145,7 @@ class GraphedPrefill(_GraphedPrompts):
             return []
         parts = cut_prefixes(attention.rule, self._paged.layout, sequences, self._num_tokens)
         attention.plan(parts)
-        table.copy_(to_device(parts.table, table.device))
+        Packed(parts.table).copy_to(table.view(torch.uint8))
         return parts.num_cut_pages
 
 

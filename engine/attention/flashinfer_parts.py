@@ -70,8 +70,9 @@ class PartAttention:
                 "paged_kv_indices_buf": indices,
                 "paged_kv_last_page_len_buf": numbers[2],
             }
-        self._kernels = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3", **graphed)
-        self._wrapper = Wrapper(self._kernels)
+        self._wrapper = Wrapper(
+            flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa3", **graphed)
+        )
         self._num_rows = 0
         self._is_empty = False
         if indices is not None:
@@ -111,14 +112,9 @@ class PartAttention:
         memory.beside.wait_stream(current)
         with torch.cuda.stream(memory.beside):
             copy_queries(q, table, memory.q, num_kv_heads)
-            if num_rows := self._num_rows:
-                self._kernels.run(
-                    memory.q[:num_rows],
-                    kv,
-                    out=memory.out[:num_rows],
-                    lse=memory.log_sums[:num_rows],
-                    return_lse=True,
-                )
+            if (num_rows := self._num_rows) > 0:
+                planned = memory.q[:num_rows], kv, memory.out[:num_rows], memory.log_sums[:num_rows]
+                self._wrapper.run_with_log_sums(*planned)
         whole.run_with_log_sums(q, kv, heads, log_sums)
         current.wait_stream(memory.beside)
         merge_parts(heads, log_sums, table, memory.out, memory.log_sums, num_kv_heads)
@@ -146,7 +142,7 @@ class PartAttention:
 class PlannedParts(NamedTuple):
     """
     Attributes:
-        table: of PrefixParts, on the device.
+        table: of PrefixParts, on the device, perhaps with padding.
     """
 
     attention: PartAttention

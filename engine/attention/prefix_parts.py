@@ -106,8 +106,9 @@ def cut_prefixes(
     for s in sequences:
         num_pages = s.cached_len // layout.page_size
         wanted = rule.num_parts(s.extend_len, num_pages * layout.page_size, num_tokens)
-        num_cut_pages.append(num_pages if wanted else 0)
-        if wanted:
+        is_cut = 0 < wanted <= num_pages
+        num_cut_pages.append(num_pages if is_cut else 0)
+        if is_cut:
             size = -(-num_pages // wanted)
             ends = [*range(size, num_pages, size), num_pages]
             new = table[token : token + s.extend_len]
