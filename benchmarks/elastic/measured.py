@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--runs", type=int, default=3, help="of each cell (%(default)s)")
     arguments = parser.parse_args(argv)
+    for file in arguments.results:
+        if not file.is_file():
+            parser.error(f"{file} is no file of results")
     logging.disable(logging.WARNING)
     times = StepTimes(worker_of())
     table = Table(

@@ -72,6 +72,11 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         if arguments.trace or isinstance(arguments.workload, str):
             arrivals = read_trace(arguments)
         prompt_len, output_len = mean_of(arrivals) if arrivals else arguments.workload
+        if worker.drafter is not None and not worker.num_drafts:
+            raise ValueError(
+                f"--speculation {arguments.speculation} needs --drafted K and --accepted K, the drafts of a step "
+                "for each request, and those accepted: count them on a cluster (docs/estimate.md), or try 1 and 0.7"
+            )
         if arguments.accepted > arguments.drafted:
             raise ValueError(f"--accepted {arguments.accepted:g} is more than --drafted {arguments.drafted:g}")
         limits = arguments.slo
@@ -195,16 +200,23 @@ def estimate(worker: Worker, load: Load, other_decoder: Worker | None = None) ->
 
 def _why_not(found: dict[str, Any], rate: float) -> str:
     if not found["prefill_worker_rate"]:
-        return f"no number of GPUs keeps to the limit on ttft: a prompt alone takes {_ms(_alone_s(found))}"
+        return f"no number of GPUs keeps to the limit on ttft: {_prompt_alone(_alone_s(found))}"
     if found["decode_worker_rate"] == 0:
-        step_s = found["decode"][0]["estimate_s"]
-        return f"no number of GPUs keeps to the limit on itl: a decode step of one request takes {_ms(step_s)}"
+        return f"no number of GPUs keeps to the limit on itl: {_step_alone(found)}"
     return f"{MAX_GPUS} GPUs do not give {rate:g} requests a second"
 
 
 def _alone_s(found: dict[str, Any]) -> float:
     """Returns the TTFT without a queue, in seconds."""
     return float(found["prefill"]["loading_s"] + found["prefill"]["estimate_s"])
+
+
+def _prompt_alone(seconds: float) -> str:
+    return f"a prompt alone takes {_ms(seconds)}"
+
+
+def _step_alone(found: dict[str, Any]) -> str:
+    return f"a decode step of one request takes {_ms(found['decode'][0]['estimate_s'])}"
 
 
 def _gpu(arguments: argparse.Namespace) -> Gpu:
@@ -258,17 +270,14 @@ def _print(worker: Worker, load: Load, found: dict[str, Any]) -> None:
         num_drafts = (f"{step['drafts'] * step['batch_size']:.0f}" for _ in drafts)
         table.add_row(name, *num_drafts, f"{step['flops'] / 1e12:,.2f}", f"{step['bytes'] / 1e9:,.1f}", *figures)
     _show(table)
-    of_decode = found["decode_worker_rate"]
+    of_decode, batch_size = found["decode_worker_rate"], found["decode_batch_size"]
     print(
         f"\na prefill worker serves {_rate(found['prefill_worker_rate'])} requests a second"
-        + ("" if found["prefill_worker_rate"] else f" (a prompt alone takes {_ms(_alone_s(found))})")
+        + ("" if found["prefill_worker_rate"] else f" ({_prompt_alone(_alone_s(found))}, beyond ttft)")
         + ", a decode worker "
         + ("any number" if of_decode is None else _rate(of_decode))
-        + (
-            f", at most {found['decode_batch_size']} at once"
-            if found["decode_batch_size"]
-            else ": no step is short enough"
-        )
+        + (f" ({_step_alone(found)}, beyond itl)" if of_decode == 0 else "")
+        + (f", at most {batch_size} at once" if of_decode else "")
     )
 
 
@@ -302,6 +311,10 @@ def _print_splits(shared: Sequence[Split], rate: float | None, worker: Worker, d
             str(split), _rate(split.rate), split.bottleneck, str(split.batch_size or ""), str(split.chunk_size or "")
         )
     _show(table)
+    for split in shared:
+        # The reason of the other splits is in the rates of their workers.
+        if split.num_both and "ttft" in split.bottleneck:
+            print(f"\n{split}: in chunks, {_prompt_alone(split.ttft_alone_s)}, beyond ttft")
 
 
 def _table(first: str, *others: str) -> Table:
@@ -317,6 +330,8 @@ def _show(table: Table) -> None:
 
 
 def _rate(rate: float) -> str:
+    if 0 < rate < 0.1:
+        return f"{rate:.2g}"
     return f"{rate:.{2 if 0 < rate < 1 else 1}f}"
 
 

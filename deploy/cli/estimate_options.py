@@ -129,7 +129,7 @@ def add_estimate_options(parser: argparse.ArgumentParser) -> None:
     served.add_argument(
         "--speculation",
         metavar="draft:MODEL|eagle:DIR|mtp",
-        help="model that drafts, with the drafts of --drafted (default: none)",
+        help="model that drafts; needs --drafted (default: none)",
     )
     served.add_argument(
         "--mixed-steps",

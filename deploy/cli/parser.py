@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tandem import exit_codes
+
 # Flags of vLLM, SGLang and Dynamo.
 OTHERS_FLAGS = {
     "--tensor-parallel-size": "--tp",
@@ -57,6 +59,8 @@ UNSERVED_FLAGS = {
 }
 # By letters alone, "cpu" would be the nearest.
 OTHERS_VALUES = {"gpu": "cuda"}
+# Of a usage above an error, which must stay in sight.
+MAX_USAGE_LINES = 2
 _UNKNOWN_FLAGS = re.compile(r"unrecognized arguments: (.*)", re.DOTALL)
 _INVALID_CHOICE = re.compile(r"(?:argument [^:]+: )?invalid choice: '([^']*)' \(choose from (.*)\)", re.DOTALL)
 
@@ -72,7 +76,10 @@ class SuggestingParser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        super().error(message + self._suggestion(message))
+        usage = self.format_usage()
+        if usage.count("\n") > MAX_USAGE_LINES:
+            usage = f"usage: see {self.prog} --help\n"
+        self.exit(exit_codes.USAGE, f"{usage}{self.prog}: error: {message}{self._suggestion(message)}\n")
 
     def _suggestion(self, message: str) -> str:
         if unknown := _UNKNOWN_FLAGS.fullmatch(message):

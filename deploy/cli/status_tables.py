@@ -1,6 +1,6 @@
 """The tables of `tandem status`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +11,10 @@ from tandem.v1 import inference_pb2 as pb
 
 # More linked workers are counted.
 MAX_NAMES = 8
+# Below adapters that no worker holds.
+NOT_READ_YET = (
+    "on devices, in memory: numbers of workers; 0 is normal: a worker reads an adapter when a request needs it"
+)
 
 
 def print_status(info: pb.ServerInfo) -> None:
@@ -75,7 +79,7 @@ def print_status(info: pb.ServerInfo) -> None:
     if info.stores:
         console.print(_stores(info.stores))
     if info.adapters:
-        console.print(_adapters(info.adapters))
+        _print_adapters(console, info.adapters)
     if (times := _forward_times(ordered)).row_count:
         console.print(times)
     if (drafts := _drafts(ordered)).row_count:
@@ -111,18 +115,20 @@ def _noun(size: pb.SizeStatus) -> str:
     return "workers" if size.kind == "any" else size.kind
 
 
-def print_adapters(adapters: Iterable[pb.LoadedAdapter]) -> None:
-    Console(highlight=False).print(_adapters(adapters))
+def print_adapters(adapters: Sequence[pb.LoadedAdapter]) -> None:
+    _print_adapters(Console(highlight=False), adapters)
 
 
-def _adapters(adapters: Iterable[pb.LoadedAdapter]) -> Table:
+def _print_adapters(console: Console, adapters: Sequence[pb.LoadedAdapter]) -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for column in ("adapter", "path", "rank", "MB", "on devices", "in memory", "requests"):
         table.add_column(column, justify="left" if column in ("adapter", "path") else "right", overflow="fold")
     for one in adapters:
         numbers = (one.rank, f"{one.num_bytes / 1e6:.1f}", len(one.on_device), len(one.in_host), one.num_requests)
         table.add_row(escape(printable(one.name)), escape(printable(one.path)), *map(str, numbers))
-    return table
+    console.print(table)
+    if not all(one.on_device or one.in_host for one in adapters):
+        console.print(f"[dim]{NOT_READ_YET}[/]")
 
 
 def _stores(stores: Iterable[pb.StoreStatus]) -> Table:

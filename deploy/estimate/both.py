@@ -123,6 +123,11 @@ class BothSteps:
                 num_slow += in_part * (took > itl)
             self.chunks.append(Chunks(number, seconds, num_slow))
 
+    @property
+    def ttft_alone_s(self) -> float:
+        """Of a prompt that finds one sequence, halfway through a step."""
+        return self.chunks[0].seconds + self.plain[0] / 2
+
     def slow_shares(self, rate: float) -> list[float]:
         """Returns the share of requests with over SLOW_SHARE of their gaps beyond the limit, by number of others."""
         return [self._slow_share(num_others, rate) for num_others in range(len(self.plain))]

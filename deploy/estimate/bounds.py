@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from tandem.deploy.estimate.rates import Load, best_rates, largest_batch, prefill_s, steps_for_one
+from tandem.deploy.estimate.rates import Load, best_rates, largest_batch, prefill_s, steps_for_one, ttft_alone_s
 from tandem.deploy.estimate.reuse import prompt_of
 from tandem.deploy.estimate.worker import Worker
 
@@ -145,7 +145,14 @@ def needs_of(worker: Worker, load: Load, arrivals: Sequence[Arrival]) -> TraceNe
     rates: list[float] = []
     more = best_rates(worker, load)
     while not rates or rates[-1] < max(demands):
-        if len(rates) == MAX_WORKERS or (len(rates) == SEVERAL and not rates[-1]):
+        if len(rates) == SEVERAL and not rates[-1]:
+            prompt_s, step_s = ttft_alone_s(worker, load), worker.decode_step(1, load.kv_len)
+            raise ValueError(
+                f"no number of workers serves the mean request within the limits of --slo, {load.prompt_len} tokens "
+                f"and {load.output_len} of output: alone, its prompt takes {prompt_s * 1e3:.1f} ms (ttft) and a decode "
+                f"step {step_s * 1e3:.2f} ms (itl)"
+            )
+        if len(rates) == MAX_WORKERS:
             raise ValueError(
                 f"{len(rates)} workers serve {rates[-1]:.1f} mean requests a second, and the trace has up to "
                 f"{max(demands):.1f} in a minute: raise the limits of --slo, or lower the load with --time-scale"

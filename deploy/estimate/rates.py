@@ -74,6 +74,8 @@ class Split:
 
     Attributes:
         rate: requests/s within the limits; 0: none.
+        bottleneck: role that limits the rate; without a rate, the limits that a request alone misses.
+        ttft_alone_s: TTFT of a request on idle workers.
         batch_size: mean sequences per decoding worker at that rate.
         chunk_size: prompt tokens per prefill forward or mixed step.
     """
@@ -83,6 +85,7 @@ class Split:
     num_both: int
     rate: float
     bottleneck: str
+    ttft_alone_s: float
     batch_size: int
     chunk_size: int
 
@@ -170,6 +173,12 @@ def prefill_s(worker: Worker, prompt: Prompt) -> float:
     return worker.prefill(1, prompt.num_computed, num_before=prompt.num_before)
 
 
+def ttft_alone_s(worker: Worker, load: Load) -> float:
+    """Returns the TTFT on an idle prefill worker, in seconds."""
+    prompt = prompt_of_load(worker, load)
+    return prompt.loading_s + prefill_s(worker, prompt)
+
+
 def largest_batch(worker: Worker, load: Load) -> int:
     """Returns a decode worker's largest batch within the ITL limit and its pool, as all smaller ones are; 0: none."""
     steps = _decode_steps(worker, load, "decode")
@@ -224,9 +233,10 @@ def _disaggregated(
     decode_worker_rate: float,
     steps: list[float],
 ) -> Split:
-    most = prefill_rate(worker, load, num_prefill)
+    most, alone_s = prefill_rate(worker, load, num_prefill), ttft_alone_s(worker, load)
     if load.output_len == 1:
-        return Split(num_prefill, num_decode, 0, most, "prefill", 0, worker.chunk_size)
+        bottleneck = _bottleneck("prefill", most, load, alone_s)
+        return Split(num_prefill, num_decode, 0, most, bottleneck, alone_s, 0, worker.chunk_size)
     slow = _slow_shares(steps, load)
     full_steps = _as_full_steps(steps, decoder, load)
 
@@ -239,14 +249,17 @@ def _disaggregated(
 
     rate = highest(is_served, min(most, num_decode * _max_decode_rate(full_steps, load)))
     num_running = round(running(rate).mean) if rate else 0
-    bottleneck = "prefill" if most <= num_decode * decode_worker_rate else "decode"
-    return Split(num_prefill, num_decode, 0, rate, bottleneck, num_running, worker.chunk_size)
+    slower: Role = "prefill" if most <= num_decode * decode_worker_rate else "decode"
+    bottleneck = _bottleneck(slower, rate, load, alone_s, steps[0])
+    return Split(num_prefill, num_decode, 0, rate, bottleneck, alone_s, num_running, worker.chunk_size)
 
 
 def _both(worker: Worker, load: Load, num_workers: int, steps: BothSteps | None) -> Split:
+    alone_s = ttft_alone_s(worker, load)
     if steps is None:
         rate = prefill_rate(worker, load, num_workers)
-        return Split(0, 0, num_workers, rate, "both", 0, worker.chunk_size)
+        bottleneck = _bottleneck("both", rate, load, alone_s)
+        return Split(0, 0, num_workers, rate, bottleneck, alone_s, 0, worker.chunk_size)
     prompt = prompt_of_load(worker, load)
 
     def running(rate: float) -> Running:
@@ -262,7 +275,15 @@ def _both(worker: Worker, load: Load, num_workers: int, steps: BothSteps | None)
     rate = highest(is_served, num_workers * _max_decode_rate(_as_full_steps(steps.plain, worker, load), load))
     num_running = round(running(rate).mean) if rate else 0
     chunk_size = round(prompt.num_computed / steps.chunks[max(0, num_running - 1)].number)
-    return Split(0, 0, num_workers, rate, "both", num_running, chunk_size)
+    alone_s = max(alone_s, steps.ttft_alone_s)
+    bottleneck = _bottleneck("both", rate, load, alone_s, steps.plain[0])
+    return Split(0, 0, num_workers, rate, bottleneck, alone_s, num_running, chunk_size)
+
+
+def _bottleneck(role: Role, rate: float, load: Load, ttft_s: float, step_s: float = 0.0) -> str:
+    """Returns the role, or the limits that no rate meets. Args: ttft_s, step_s: of a request alone."""
+    missed = [name for name, took, limit in (("ttft", ttft_s, load.ttft), ("itl", step_s, load.itl)) if took > limit]
+    return " and ".join(missed) if missed and not rate else role
 
 
 def _itl_share(running: Running, slow: list[float], load: Load) -> float:

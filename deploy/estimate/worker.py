@@ -26,7 +26,7 @@ from tandem.deploy.estimate.latents import (
     expansion_flops,
 )
 from tandem.engine.adapters.modules import adapted_modules, slot_numbers
-from tandem.engine.config import MAX_DRAFTED_ROWS, EngineConfig
+from tandem.engine.config import MAX_DRAFTED_ROWS, MAX_PREFILL_BATCH_SIZE, EngineConfig
 from tandem.engine.draft_models.config import DrafterConfig
 from tandem.engine.floors import (
     BYTES_PER_NUMBER,
@@ -43,10 +43,11 @@ from tandem.engine.page_layout import page_layout_of
 from tandem.engine.ranks.checks import check_degree
 from tandem.engine.ranks.config import MAX_DEGREE, RankConfig
 
-# Bytes on an H200 with an 8B model (docs/reports/h200): CUDA's context, libraries' workspaces, decode graphs up to 256.
+# Bytes with an 8B model: CUDA's context (docs/reports/h200), and of role both on an H100 libraries' workspaces and CUDA
+# graphs up to 256 sequences, with those of steps with drafts.
 CONTEXT = int(0.52 * GIB)
-WORKSPACES = int(1.3 * GIB)
-GRAPHS = int(0.74 * GIB)
+WORKSPACES = int(1.47 * GIB)
+GRAPHS = int(0.79 * GIB)
 # Float32 copies of a sampled logits row, and copies of a prompt token's MLP activations.
 LOGITS_COPIES = 8
 MLP_COPIES = 2
@@ -79,8 +80,9 @@ FP8_KV_READ_SHARE = 0.92
 # Seconds: the host's launch of one prefill layer, and the rest of such a forward.
 LAUNCH_LAYER_S = 190e-6
 FORWARD_S = 3e-3
-# A mixed step runs two attention kernels per layer. The share is from 512 tokens behind 2,048 and behind none: they
-# took 0.8 to 1.35 ms more, with 8 and with 4 KV heads.
+# A sparse layer of a mixed step runs a second attention kernel. A dense one takes what it does in other graphs with
+# prompts. The share is from 512 tokens behind 2,048 and behind none: they took 0.8 to 1.35 ms more, with 8 and with
+# 4 KV heads.
 SECOND_ATTENTION_S = 21e-6
 MIXED_ATTENTION_SHARE = 0.75
 # Products of up to this many tokens reach `decode_share`.
@@ -183,6 +185,9 @@ class Worker:
         logits = 4 * LOGITS_COPIES * self.max_batch_size * self.model.vocab_size
         mlp = 2 * self.chunk_size * mlp_numbers(self.model, MLP_COPIES) // self.degree
         forward = max(0 if role == "prefill" else logits, 0 if role == "decode" else mlp)
+        if role == "both" and self.mixed_steps:
+            # Such a step also samples the first tokens of its prompts.
+            forward = mlp + logits + 4 * LOGITS_COPIES * MAX_PREFILL_BATCH_SIZE * self.model.vocab_size
         taken = self.weight_bytes // self.degree + self.slot_bytes + WORKSPACES
         free = max(0, self.gpu.memory - CONTEXT - taken)
         graphs = 0 if role == "prefill" else GRAPHS
@@ -280,7 +285,7 @@ class Worker:
         products = hypot(self._common_weights_s, computing) + self._experts_s(num_rows)
         attention_rate = self.gpu.limits.matmul_rate * MIXED_ATTENTION_SHARE
         attending = self._attention_flops(num_tokens, num_before) / attention_rate
-        layers = self._graph_layers_s() + self.model.num_layers * SECOND_ATTENTION_S
+        layers = self._graph_layers_s() + num_sparse_layers(self.model) * SECOND_ATTENTION_S
         step = products + attending + self._kv_s(batch_size * kv_len) + layers + self._sums_s(num_rows)
         reading = self._drafter_s(num_rows, batch_size * kv_len)
         return step + max(reading, self._drafter_prompts_s(1, num_tokens, num_before, share))

@@ -7,6 +7,7 @@ import pytest
 from tandem import exit_codes
 from tandem.client import TandemClient, TandemError
 from tandem.deploy.cli.main import main
+from tandem.deploy.cli.status_tables import print_adapters, print_status
 from tandem.v1 import inference_pb2 as pb
 
 CALLS: dict[str, Any] = {
@@ -61,7 +62,9 @@ def test_loads_and_unloads_are_sent_with_the_admin_key(calls: list[Any], capsys:
     assert "Loaded sql from /adapters/sql: rank 8" in capsys.readouterr().out
     assert main(["adapters", *keys]) == 0
     assert calls[-1] == ("list_adapters", {}, ordinary)
-    assert capsys.readouterr().out.splitlines()[1].split() == ["sql", "/adapters/sql", "8", "2.5", "0", "0", "0"]
+    _, row, hint, *_ = capsys.readouterr().out.splitlines()
+    assert row.split() == ["sql", "/adapters/sql", "8", "2.5", "0", "0", "0"]
+    assert "0 is normal" in hint
 
 
 def test_a_list_needs_one_of_the_keys(calls: list[Any]) -> None:
@@ -78,3 +81,13 @@ def test_a_refusal_names_the_option_for_the_key(
     monkeypatch.setattr(TandemClient, "unload_adapter", refuse)
     assert main(["adapters", "unload", "sql"]) == exit_codes.FAILED
     assert "an admin key is needed (here with --admin-key KEY or $TANDEM_ADMIN_KEY)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["on_device", "in_host"])
+def test_adapters_that_workers_hold_need_no_explanation(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    held = pb.LoadedAdapter(name="sql", path="/adapters/sql", **{place: ["both-0"]})  # type: ignore[arg-type]
+    print_adapters([held])
+    assert "0 is normal" not in capsys.readouterr().out
+    unused = pb.LoadedAdapter(name="support", path="/adapters/support")
+    print_status(pb.ServerInfo(model="m", ready=True, adapters=[held, unused]))
+    assert "0 is normal" in capsys.readouterr().out

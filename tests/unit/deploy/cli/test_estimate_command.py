@@ -134,7 +134,7 @@ def test_figures_of_another_gpu(model_dir: str, capsys: pytest.CaptureFixture[st
         (["--gpu", "h200", "--workload", "131072/1"], "131073 tokens is longer than the model allows, 131072"),
         (["--gpu", "h200", "--gpu-memory", "17"], "a worker of role prefill has room for 0 tokens of KV"),
         (["--gpu", "h200", "--gpu-memory", "17"], "use --tp 2, or a larger GPU or a smaller model"),
-        (["--gpu", "h200", "--gpu-memory", "20"], "use --tp 2, or a larger --mem-fraction-static"),
+        (["--gpu", "h200", "--gpu-memory", "20.3"], "use --tp 2, or a larger --mem-fraction-static"),
         (["--gpu", "h200", "--gpus", "3", "--tp", "2"], "workers of 2 GPUs leave 1 of 3 idle: ask for 2 or 4"),
         (["--gpu", "h200", "--model", "/absent"], "model '/absent' not found"),
         (["--gpu", "h200", "--model", "m" * 5000], "File name too long"),
@@ -176,6 +176,49 @@ def test_a_rate_that_no_host_gives_is_a_failure(model_dir: str, capsys: pytest.C
         flags = ["--gpu", "l40s", "--workload", "4096/256", "--slo", limits, "--rate", rate]
         assert main(["estimate", "--model", model_dir, *flags]) == 1
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("limits", "workers", "limited_by"),
+    [
+        ("ttft=50ms,itl=25ms", "serves 0.0 requests a second (a prompt alone takes 99.3 ms, beyond ttft)", "ttft"),
+        ("ttft=500ms,itl=3ms", "worker 0.0 (a decode step of one request takes 4.15 ms, beyond itl)\n", "itl"),
+        ("ttft=50ms,itl=3ms", "beyond ttft), a decode worker 0.0 (", "ttft and itl"),
+    ],
+)
+def test_a_rate_of_zero_has_its_reason(
+    limits: str, workers: str, limited_by: str, model_dir: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", model_dir, "--gpu", "h200", "--slo", limits, "--gpus", "2"]
+    assert main(["estimate", "--workload", "4096/256", *given]) == 0
+    assert workers in capsys.readouterr().out
+    assert [(split["rate"], split["bottleneck"]) for split in estimate(capsys, *given)["splits"]] == [
+        (0, limited_by),
+        (0, limited_by),
+    ]
+
+
+def test_chunks_of_role_both_may_take_too_long(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", model_dir, "--gpu", "h200", "--slo", "ttft=120ms,itl=6ms", "--gpus", "2"]
+    apart, both = estimate(capsys, *given)["splits"]
+    assert apart["rate"] > 0 and apart["bottleneck"] == "prefill" and apart["ttft_alone_s"] < 0.12
+    assert both["rate"] == 0 and both["bottleneck"] == "ttft" and both["ttft_alone_s"] > 0.12
+    assert main(["estimate", "--workload", "4096/256", *given]) == 0
+    reason = f"2 both: in chunks, a prompt alone takes {both['ttft_alone_s'] * 1e3:.1f} ms, beyond ttft\n"
+    assert capsys.readouterr().out.endswith(reason)
+
+
+def test_low_rates_are_not_rounded_to_zero(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", model_dir, "--gpu", "l40s", "--workload", "100000/20000"]
+    assert main(["estimate", *given]) == 0
+    rates = re.search(r"serves (\S+) requests a second, a decode worker ([\d.]+),", capsys.readouterr().out)
+    assert rates is not None and all(0 < float(rate) < 0.1 for rate in rates.groups())
+
+
+def test_outputs_of_one_token_need_no_steps(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", model_dir, "--gpu", "h200", "--workload", "4096/1", "--slo", "itl=1ms", "--gpus", "2"]
+    assert main(["estimate", *flags]) == 0
+    assert "requests a second, a decode worker any number\n" in capsys.readouterr().out
 
 
 def test_workers_may_share_gpus(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,6 +293,7 @@ def test_a_model_that_drafts_is_counted(model_dir: str, tmp_path: Path, capsys: 
     assert main([*shown, "--drafted", "3"]) == 0
     assert re.search(r"decode step of 128 with 4,224 tokens +128 ", capsys.readouterr().out)
     for flags, message in (
+        (["--speculation", f"draft:{small}"], f"--speculation draft:{small} needs --drafted K and --accepted K, "),
         (["--speculation", ""], "--speculation must be one of off, auto, draft:MODEL"),
         (["--speculation", "ngram"], "--speculation ngram drafts without a model: --drafted and --accepted suffice"),
         (["--speculation", "draft:/no/such"], "--speculation draft:/no/such names no drafter: model '/no/such' not"),

@@ -33,9 +33,24 @@ def test_what_was_probably_meant_is_named(
     with pytest.raises(SystemExit) as stop:
         main(line.split())
     assert stop.value.code == 2
-    *_, last = capsys.readouterr().err.splitlines()
+    *usage, last = capsys.readouterr().err.splitlines()
+    assert len(usage) <= 2
     assert last.startswith(f"{program}: error: ") and last.endswith(suggestion)
     assert ("did you mean" in last) == bool(suggestion)
+
+
+def test_a_long_usage_does_not_hide_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, error in (
+        ("serve --tp two", "tandem serve: error: argument --tp: invalid int value: 'two'"),
+        ("estimate --model m", "tandem estimate: error: the following arguments are required: --workload"),
+        ("generate", "tandem generate: error: the following arguments are required: prompt"),
+    ):
+        with pytest.raises(SystemExit):
+            main(line.split())
+        assert capsys.readouterr().err.splitlines() == [f"usage: see tandem {line.split()[0]} --help", error]
+    with pytest.raises(SystemExit):
+        main(["stop", "one", "another"])
+    assert capsys.readouterr().err.startswith("usage: tandem stop [-h]")
 
 
 @pytest.mark.parametrize(
