@@ -56,7 +56,7 @@ test test-full: .venv/.dev
 # side on all GPUs (tests/gpu/together.py). Installs nothing: a GPU host's Python has the torch for its GPU.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 test-gpu:
-	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.$(if $(TOGETHER),together $(TOGETHER),parts) $(PART) $(ARGS)
+	@PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m tests.gpu.$(if $(TOGETHER),together "$(TOGETHER)",parts) $(PART) $(ARGS)
 
 # Stock clients against a server, each in its own environment under .clients (11 GB); ARGS="-k NAME" for one.
 test-clients: .venv/.dev

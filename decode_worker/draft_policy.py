@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
+from tandem.decode_worker.plain_step import longest_step_s, plain_step_s
 from tandem.engine.draft_costs import DraftCosts
-from tandem.messages import ForwardTimes
 from tandem.worker.forward_timer import ForwardTimer
 
 # Drafts of a request in a step at most: eight rows with its last token.
@@ -21,8 +21,6 @@ RENEWAL_START, RENEWAL_WEIGHT = 0.5, 1 / 128
 ENTRY_GAIN, ENTRY_DOUBT = 1.05, 0.25
 # Less likely drafts gain nothing worth their host time.
 LEAST_CHANCE = 0.02
-# Share of the ITL objective that an expected step may fill.
-FILLED = 0.9
 
 
 class DraftPolicy:
@@ -62,12 +60,23 @@ class DraftPolicy:
         """Returns the mean of all requests, which a new one is expected to have."""
         return self._usual.get(source, START)
 
-    def observe(self, source: str, acceptance: float, proposed: Sequence[int], sampled: Sequence[int]) -> float:
-        """Returns a request's acceptance after the tokens that followed its last proposal are known."""
+    def observe(
+        self,
+        source: str,
+        acceptance: float,
+        proposed: Sequence[int],
+        sampled: Sequence[int],
+        weight: float = WEIGHT,
+    ) -> float:
+        """Returns a request's acceptance after the tokens that followed its last proposal are known.
+
+        Args:
+            weight: of each token in the request's mean.
+        """
         usual = self.usual_acceptance(source)
         for draft, token in zip(proposed, sampled, strict=False):
             is_right = draft == token
-            acceptance += WEIGHT * (is_right - acceptance)
+            acceptance += weight * (is_right - acceptance)
             usual += SHARED_WEIGHT * (is_right - usual)
             if not is_right:
                 break
@@ -94,14 +103,10 @@ class DraftPolicy:
         if not proposals:
             return counts
         times = self._timer.times()
-        step_s = self._plain_s(times, num_requests, num_context)
+        step_s = plain_step_s(times, self._price, num_requests, num_context)
         if not step_s or (self._price is not None and not self._price.allows_drafts):
             return counts
-        limit_s = FILLED * self._objective_s
-        if step_s >= limit_s:
-            limit_s = float("inf")
-        if self._price is not None:
-            limit_s = min(limit_s, self._price.limit_s)
+        limit_s = longest_step_s(step_s, self._objective_s, self._price)
         chances = []
         for number, (acceptance, num_drafts) in enumerate(proposals):
             chance = acceptance + (1.0 - acceptance) * self._renewal if num_unknown else 1.0
@@ -136,13 +141,7 @@ class DraftPolicy:
     def timed(self, step: StepTime) -> None:
         """Takes the time of a step."""
         if self._price is not None:
-            self._price.passed(step, self._price.uncorrected_s(self._device_s), self._num_tokens)
-
-    def _plain_s(self, times: ForwardTimes, num_requests: int, num_context: int) -> float | None:
-        """Returns the time of a step without drafts; None or 0 if it is not known."""
-        if self._price is not None:
-            return self._price.plain_s(num_requests)
-        return times.step_s and times.step_s + num_requests * times.request_s + num_context * times.kv_token_s
+            self._price.passed(step, self._device_s, self._num_tokens)
 
     def _extras_s(self, num_requests: int, most: int, request_s: float) -> Iterable[tuple[int, float]]:
         """Yields numbers of drafts and the seconds that they add to a step."""

@@ -76,6 +76,11 @@ class StepDrafts(ABC):
         assert job.drafts is not None
         self._counts[job.drafts.source].checked(num_accepted)
 
+    def _may_draft(self, job: DecodeJob) -> bool:
+        """Returns whether drafts are worth a search or a pass: the job does not move, and its grammar takes some."""
+        matcher = None if job.drafts is None else job.drafts.matcher
+        return not job.is_moving and (matcher is None or matcher.may_pass)
+
     def _room(self, job: DecodeJob, num_drafts: int, num_reserved: int | None) -> int:
         """Returns how many drafts the job has pages for. Args: num_reserved: None: it gets no more pages."""
         num_cached = job.sequence.cached_len
@@ -210,7 +215,7 @@ class Drafting(StepDrafts):
             sequence = job.sequence
             # The last token of an output needs no draft: the step before it samples it.
             max_tokens = min(self._max_drafts, sequence.sampling.max_tokens - job.num_outputs - 1)
-            if max_tokens <= 0 or job.is_moving:
+            if max_tokens <= 0 or not self._may_draft(job):
                 continue
             if job.drafts is None:
                 job.drafts = JobDrafts(self._new_drafter(job))

@@ -10,6 +10,10 @@ from tandem.decode_worker.overlap_price import StepTime
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 
+# Weight of an observation in a request's acceptance. Only computed drafts are observed, so a mean that is low by chance
+# ends them, and few probes correct it.
+WEIGHT, PROBE_WEIGHT = 1 / 32, 1 / 8
+
 
 class ModelDrafting(StepDrafts):
     """Gives the jobs of a step the drafts of the engine's drafter, which needs pages for them first."""
@@ -38,9 +42,11 @@ class ModelDrafting(StepDrafts):
         self._policy = policy
         self._depth = depth
         self._clock = clock
+        self._weight = WEIGHT
 
     def awaits_tokens(self, jobs: Sequence[DecodeJob]) -> bool:
-        if self._choose(self._requests(jobs), jobs):
+        has_room = len(jobs) < self._engine.max_drafted_rows
+        if has_room and self._choose(self._requests(jobs), jobs):
             return True
         self._depth.drafted(0, 0.0)
         return False
@@ -54,6 +60,7 @@ class ModelDrafting(StepDrafts):
             self._observe(job)
         requests = self._requests(jobs)
         depth = self._choose(requests, jobs)
+        self._weight = PROBE_WEIGHT if self._depth.is_probe else WEIGHT
         asked: list[DecodeJob] = []
         counts: list[int] = []
         for job, _, most in requests:
@@ -69,7 +76,7 @@ class ModelDrafting(StepDrafts):
         self._depth.drafted(max(counts, default=0), self._clock() - began, len(asked))
 
     def timed(self, step: StepTime) -> None:
-        self._policy.timed(step)
+        self._depth.timed(step)
 
     def _observe(self, job: DecodeJob) -> None:
         """Compares the last drafts with the tokens behind them."""
@@ -77,7 +84,9 @@ class ModelDrafting(StepDrafts):
             return
         sampled = job.sequence.token_ids[of_job.proposed_at :]
         known = self._acceptance(job)
-        of_job.acceptance[self._source] = self._policy.observe(self._source, known, of_job.proposed, sampled)
+        of_job.acceptance[self._source] = self._policy.observe(
+            self._source, known, of_job.proposed, sampled, self._weight
+        )
         of_job.proposed = ()
 
     def _acceptance(self, job: DecodeJob) -> float:
@@ -91,7 +100,7 @@ class ModelDrafting(StepDrafts):
         for job in jobs:
             # The last token of an output needs no draft: the step before it samples it.
             most = min(most_drafts, job.sequence.sampling.max_tokens - job.num_outputs - 1)
-            if most > 0 and not job.is_moving:
+            if most > 0 and self._may_draft(job):
                 requests.append((job, self._acceptance(job), most))
         return requests
 

@@ -88,13 +88,15 @@ class OverlapPrice:
 
     def seconds(self, device_s: float) -> float:
         """Returns the expected time of a step with drafts. Args: device_s: its expected time on the device."""
-        return self._slowness * self.uncorrected_s(device_s)
+        return self._slowness * (device_s + self._pace.lost_s)
 
-    def uncorrected_s(self, device_s: float) -> float:
-        return device_s + self._pace.lost_s
+    def passed(self, step: StepTime, device_s: float = 0.0, expected_tokens: float = 0.0) -> None:
+        """Takes a step.
 
-    def passed(self, step: StepTime, expected_s: float = 0.0, expected_tokens: float = 0.0) -> None:
-        """Takes a step. Args: expected_s, expected_tokens: of a step with drafts, uncorrected."""
+        Args:
+            device_s: expected time on the device of a step with drafts.
+            expected_tokens: its expected tokens, uncorrected.
+        """
         if step.seconds is not None:
             for number, weight in enumerate(PROMPT_WEIGHTS):
                 self._prompt_shares[number] += weight * (step.has_prompts - self._prompt_shares[number])
@@ -105,7 +107,7 @@ class OverlapPrice:
             if times.age > MAX_AGE:
                 times.seconds.clear()
             if step.seconds is not None and expected_tokens:
-                self._slowness += WEIGHT * (min(MOST, step.seconds / expected_s) - self._slowness)
+                self._slowness += WEIGHT * (min(MOST, step.seconds / (device_s + self._pace.lost_s)) - self._slowness)
                 weight = TOKEN_WEIGHT * min(1.0, step.num_requests / TOKEN_REQUESTS)
                 self.token_share += weight * (step.num_tokens / expected_tokens - self.token_share)
             return

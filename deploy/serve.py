@@ -205,6 +205,8 @@ class _RecordedRun:
                 control.close()
             self._cluster.stop()
             remove_record(self._directory, self._owner)
+            if self._start_is_stopped:
+                self._console.print("Stopped before it was ready")
 
     def _record(self, state: str = "") -> None:
         if self._about is not None:

@@ -5,7 +5,7 @@ llguidance's limits, and a matcher that fails stays failed. So drafts never cost
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,15 +28,31 @@ class DraftMatcher:
         has_failed: no draft will pass any more.
     """
 
-    def __init__(self, compiled: CompiledGrammar, eos_ids: Sequence[int], num_words: int) -> None:
-        """Args: num_words: length of a mask in 32-bit words."""
+    def __init__(
+        self,
+        compiled: CompiledGrammar,
+        eos_ids: Sequence[int],
+        num_words: int,
+        drop: Callable[[CompiledGrammar], None],
+    ) -> None:
+        """
+        Args:
+            num_words: length of a mask in 32-bit words.
+            drop: called if the grammar's limits are used up, so that later requests get another one.
+        """
         self._compiled = compiled
+        self._drop = drop
         self._eos_ids = eos_ids
         self._num_words = num_words
         self._own: LLMatcher | None = None
         self._num_followed = 0
         self._last_check_s = 0.0
         self.has_failed = False
+
+    @property
+    def may_pass(self) -> bool:
+        """Returns whether a check may let drafts pass: the grammar is compiled and nothing has failed."""
+        return not self.has_failed and self._compiled.matcher.done()
 
     def check(self, output_ids: Sequence[int], draft_ids: Sequence[int], end_ids: Sequence[int]) -> list[Mask]:
         """Returns, for each draft up to the first that the grammar forbids, the tokens that may follow it.
@@ -47,7 +63,7 @@ class DraftMatcher:
             output_ids: output so far, over all attempts.
             end_ids: tokens that may end the output.
         """
-        if self.has_failed or not self._compiled.matcher.done():
+        if not self.may_pass:
             return []
         if self._compiled.matcher.exception() is not None:
             self.has_failed = True
@@ -59,16 +75,23 @@ class DraftMatcher:
         began = time.thread_time()
         masks = self._masks(self._own, draft_ids, end_ids, began)
         before, self._last_check_s = self._last_check_s, time.thread_time() - began
-        if self._own.is_error() or min(before, self._last_check_s) > MAX_CPU_S:
+        if self._own.is_error():
+            self._fail(self._own)
+        elif min(before, self._last_check_s) > MAX_CPU_S:
             self.has_failed = True
         return masks
+
+    def _fail(self, matcher: LLMatcher) -> None:
+        self.has_failed = True
+        if matcher.is_error():
+            self._drop(self._compiled)
 
     def _follow(self, matcher: LLMatcher, output_ids: Sequence[int]) -> bool:
         """Returns whether the matcher has consumed all output."""
         began = time.thread_time()
         for token_id in output_ids[self._num_followed :]:
             if matcher.try_consume_tokens([token_id]) != 1:
-                self.has_failed = True
+                self._fail(matcher)
                 return False
             self._num_followed += 1
             if time.thread_time() - began > MAX_CPU_S:

@@ -140,7 +140,8 @@ class Grammars:
 
     def draft_matcher(self, grammar: str, client: str = "") -> DraftMatcher:
         """Args: client: as for `constraint`."""
-        return DraftMatcher(self._kept_for_drafts.get(grammar, client), self._tokenizer.eos_tokens, self._num_words)
+        kept = self._kept_for_drafts
+        return DraftMatcher(kept.get(grammar, client), self._tokenizer.eos_tokens, self._num_words, kept.drop)
 
     def follow(self, outputs: Sequence[tuple[Constraint, Sequence[int], int]]) -> None:
         """Consumes the tokens that are new since the last masks.

@@ -37,7 +37,7 @@ async def ask_many() -> None:
 
         prompts = ["The sea is", "A lighthouse is", "In winter"]
         for prompt, text in zip(prompts, await asyncio.gather(*map(complete, prompts)), strict=True):
-            print(f"{prompt}{text!r}")
+            print(f"{prompt}{text}\n")
 
 
 if __name__ == "__main__":

@@ -111,10 +111,12 @@ def show_logs(name: str, process: str, *, follow: bool) -> int:
             f"{default_directory() / 'ray'} unless RAY_TMPDIR was set: start it with --log-dir or --detach to see them"
         )
     if not process and not about.log:
-        return fail(
-            f"the cluster {name} prints to the terminal that it was started in; its processes have logs "
-            f"(tandem logs {name} PROCESS)"
+        more = (
+            f"its processes have logs (tandem logs {name} PROCESS)"
+            if about.log_dir
+            else "start it with --detach to see its output here"
         )
+        return fail(f"the cluster {name} prints to the terminal that it was started in; {more}")
     if "/" in process:
         return fail(f"{process} is no process of the cluster", exit_codes.USAGE)
     path = log_file(about.log_dir, process) if process else Path(about.log)

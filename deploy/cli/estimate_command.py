@@ -113,7 +113,8 @@ def run_estimate(arguments: argparse.Namespace) -> int:
         return exit_codes.USAGE
     except ModuleNotFoundError as error:
         # A client install cannot download or convert models.
-        advice = "pip install 'tandem-llm[serve]', or give a directory with its config.json"
+        package = error.name if error.name == "huggingface_hub" else "'tandem-llm[serve]'"
+        advice = f"pip install {package}, or give a directory with its config.json"
         print(f"{arguments.name}: {arguments.model} cannot be read without {error.name}: {advice}", file=sys.stderr)
         return exit_codes.USAGE
     if arguments.json:

@@ -180,9 +180,11 @@ def print_timeline(console: Console, last: pb.GenerateResponse) -> None:
         why += f", first token expected {handover.estimated_ttft_ms:.1f} ms after the choice"
     accepted = f", {handover.accepted_tokens} of {handover.drafted_tokens} drafts accepted"
     speculated = accepted if handover.drafted_tokens else ""
+    attempts = f"[dim]{handover.attempts} attempts: the drafts above and the figures below are the last one's[/]\n"
     console.print(
         f"[dim]{usage.prompt_tokens} prompt tokens ({_pages(num_pages)} of {size}), "
         f"{usage.completion_tokens} output tokens{speculated}{stored}[/]\n"
+        f"{attempts if handover.attempts > 1 else ''}"
         f"[dim]{handover.prefill_worker}:[/] {handover.prefill_cached_tokens} tokens found in its radix cache, "
         f"{_pages(handover.pages_computed)} computed\n"
         f"[dim]{handover.decode_worker}:[/] {handover.decode_cached_tokens} tokens found in its radix cache, "

@@ -148,9 +148,8 @@ def needs_of(worker: Worker, load: Load, arrivals: Sequence[Arrival]) -> TraceNe
         if len(rates) == SEVERAL and not rates[-1]:
             prompt_s, step_s = ttft_alone_s(worker, load), worker.decode_step(1, load.kv_len)
             raise ValueError(
-                f"no number of workers serves the mean request within the limits of --slo, {load.prompt_len} tokens "
-                f"and {load.output_len} of output: alone, its prompt takes {prompt_s * 1e3:.1f} ms (ttft) and a decode "
-                f"step {step_s * 1e3:.2f} ms (itl)"
+                f"--slo is too strict for any number of workers: alone, the mean request's prompt of {load.prompt_len} "
+                f"tokens takes {prompt_s * 1e3:.1f} ms (ttft) and a decode step {step_s * 1e3:.2f} ms (itl)"
             )
         if len(rates) == MAX_WORKERS:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, inf
 from typing import NamedTuple
 
 from tandem.config import Role, default_of
@@ -329,19 +329,19 @@ class Worker:
         return attention_flops(self.model, num_tokens, num_before) + expansion_flops(self.model, num_before)
 
     def _layers_s(self, layer_s: float, num_rows: int) -> float:
-        if self.model.latent is not None:
-            layer_s += FEW_ROWS_LAYER_S if num_rows <= MAX_FEW_ROWS else LATENT_LAYER_S
+        layer_s += self._latent_layer_s(num_rows)
         return self.model.num_layers * layer_s + num_sparse_layers(self.model) * self._factors.experts.layer_s
 
     def _graph_layers_s(self) -> float:
         factors, num_sparse = self._factors, num_sparse_layers(self.model)
         of_sparse = num_sparse * (factors.layer_s + factors.experts.layer_s)
         of_dense = (self.model.num_layers - num_sparse) * factors.graph_layer_s
-        return of_dense + of_sparse + self.model.num_layers * self._latent_layer_s
+        return of_dense + of_sparse + self.model.num_layers * self._latent_layer_s()
 
-    @property
-    def _latent_layer_s(self) -> float:
-        return 0.0 if self.model.latent is None else LATENT_LAYER_S
+    def _latent_layer_s(self, num_rows: float = inf) -> float:
+        if self.model.latent is None:
+            return 0.0
+        return FEW_ROWS_LAYER_S if num_rows <= MAX_FEW_ROWS else LATENT_LAYER_S
 
     @property
     def _has_quantized_pages(self) -> bool:

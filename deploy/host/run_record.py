@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import stat
@@ -15,7 +16,15 @@ from typing import Any
 from tandem.deploy.host.process_tree import descendants, end_processes
 from tandem.processes import ProcessId
 
+logger = logging.getLogger(__name__)
+
 _END_GRACE_S = 2.0
+# Of a record. Raise it if other versions would misread one, or could not read it.
+FORMAT = 1
+
+
+class _OtherFormat(Exception):
+    """Another version of tandem wrote the record."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ def write_record(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_private(directory)
     record = {
+        "format": FORMAT,
         "machine": _machine(),
         "guard": _to_json(owner.guard),
         "launcher": _to_json(owner.launcher),
@@ -90,6 +100,8 @@ def remove_record(directory: Path, owner: RunOwner) -> None:
 
 def end_leftovers(directory: Path) -> list[ProcessId]:
     """Ends processes of runs whose guard and launcher are dead; removes their records and tokens.
+
+    Records of another format stay: their clusters may run.
 
     Returns the processes found alive; their record stays while one survives.
     """
@@ -117,9 +129,9 @@ def find_runs(directory: Path) -> list[Run]:
     check_private(directory)
     found = []
     for path in directory.glob("*.json"):
-        # The run may end meanwhile, or be of another version.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            record = json.loads(path.read_text())
+        # The run may end meanwhile.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, _OtherFormat):
+            record = _read_record(path)
             owner = RunOwner(_from_json(record["guard"]), _from_json(record["launcher"]))
             if record["machine"] == _machine() and record["about"] and owner.launcher.is_alive():
                 found.append(Run(owner, RunAbout(**record["about"]), control_path(directory, owner)))
@@ -166,10 +178,12 @@ def check_private(directory: Path) -> None:
 
 def _end_run(path: Path) -> list[ProcessId]:
     try:
-        record = json.loads(path.read_text())
+        record = _read_record(path)
         boot, namespace = record["machine"]
         owners = [_from_json(record["guard"]), _from_json(record["launcher"])]
         processes = [_from_json(item) for item in record["processes"]]
+    except _OtherFormat:
+        return []
     except (ValueError, KeyError, TypeError):
         _remove(path)
         return []
@@ -185,6 +199,22 @@ def _end_run(path: Path) -> list[ProcessId]:
     if not end_processes(left, _END_GRACE_S):
         _remove(path)
     return sorted(left)
+
+
+def _read_record(path: Path) -> Any:
+    """Raises _OtherFormat behind a warning, ValueError."""
+    record = json.loads(path.read_text())
+    # Version 0.1.0 wrote none.
+    if isinstance(record, dict) and (found := record.get("format", FORMAT)) != FORMAT:
+        logger.warning(
+            "%s is of another version of tandem: its format is %r, not %d; use the commands of that version for its "
+            "cluster, or delete the file if the cluster has ended",
+            path,
+            found,
+            FORMAT,
+        )
+        raise _OtherFormat
+    return record
 
 
 def _remove_if_stale(token: Path) -> None:

@@ -16,12 +16,13 @@ CHECK_TIMEOUT_S = 60.0
 def described() -> dict[str, Any]:
     """Returns this process's version, protocol version, and the fields of what a launcher tells its processes."""
     from tandem.deploy.config.cluster_config import WorkerPlan
+    from tandem.pagestore.config import StoreConfig
     from tandem.router.config import RouterConfig
 
     return {
         "version": __version__,
         "protocol": PROTOCOL_VERSION,
-        "orders": {kind.__name__: sorted(_field_names(kind)) for kind in (RouterConfig, WorkerPlan)},
+        "orders": {kind.__name__: sorted(_field_names(kind)) for kind in (RouterConfig, StoreConfig, WorkerPlan)},
     }
 
 

@@ -37,7 +37,7 @@ def check_kinds(running: Mapping[WorkerKind, int], counts: Mapping[WorkerKind, i
     if not counts["any"] or counts["any"] == sum(counts.values()):
         return
     if running.get("any"):
-        raise ValueError(f"the {running['any']} workers of this cluster are all alike: say how many with num_any")
+        raise ValueError("all workers of this cluster are alike: say how many with num_any")
     roles = ", ".join(f"{count} {kind}" for kind, count in running.items() if count)
     raise ValueError(
         f"the workers of this cluster have roles ({roles}): say how many with num_prefill, num_decode and num_both"

@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tandem.engine.adapters.row_products import held_rank
 from tandem.engine.adapters.rows import AdapterRows
 from tandem.engine.adapters.weights import AdapterWeights
-from tandem.engine.layers.gated_products import GROUP, GatedProducts
+from tandem.engine.layers.gated_products import GatedProducts, multiply_tile, place_of, store_gated
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.product_tiles import Tile, num_tiles
 from tandem.engine.layers.products import product_of
@@ -91,19 +91,10 @@ def _gated(  # type: ignore[no-untyped-def]
     NUM_SPLITS: tl.constexpr,
     RANK: tl.constexpr,
 ):
-    num_token_tiles = tl.cdiv(num_tokens, TOKENS)
-    num_output_tiles = out_size // OUTPUTS
-    group_size = GROUP * num_output_tiles
-    for tile in tl.range(tl.program_id(0), num_token_tiles * num_output_tiles, num_blocks):
-        first = tile // group_size * GROUP
-        width = tl.minimum(num_token_tiles - first, GROUP)
-        token = (first + tile % group_size % width) * TOKENS
-        output = tile % group_size // width * OUTPUTS
-        sums = tl.zeros((TOKENS, 2 * OUTPUTS), dtype=tl.float32)
-        for step in range(in_size // DEPTH):
-            inputs = x.load([token, step * DEPTH])
-            factors = weight.load([0, output, step * DEPTH]).reshape(2 * OUTPUTS, DEPTH)
-            sums = tl.dot(inputs, factors.T, sums)
+    num_tiles = tl.cdiv(num_tokens, TOKENS) * (out_size // OUTPUTS)
+    for tile in tl.range(tl.program_id(0), num_tiles, num_blocks):
+        token, output = place_of(tile, num_tokens, out_size, TOKENS, OUTPUTS)
+        sums = multiply_tile(x, weight, token, output, in_size, TOKENS, OUTPUTS, DEPTH)
         tokens = token + tl.arange(0, TOKENS)
         slots = tl.load(row_slots + tokens, mask=tokens < num_tokens, other=-1)
         slot = tl.max(slots, 0)
@@ -114,9 +105,7 @@ def _gated(  # type: ignore[no-untyped-def]
             )  # fmt: skip
             sums = tl.dot(left, right, sums)
             slot = tl.max(tl.where(slots < slot, slots, -1), 0)
-        gate, up = sums.reshape(TOKENS, 2, OUTPUTS).permute(0, 2, 1).split()
-        gated = gate / (1 + tl.exp(-gate)) * up
-        out.store([token, output], gated.to(tl.bfloat16))
+        store_gated(out, token, output, sums, TOKENS, OUTPUTS)
 
 
 @triton.jit

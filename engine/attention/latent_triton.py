@@ -190,28 +190,14 @@ class _Packer:
         return Packed(slots, positions, *self._plans.extended(plan, self._num_sequences).arrays)
 
 
-class _Graphed(GraphedAttention, PlannedLatents):
+class _Graphed(GraphedAttention, AbsorbedLatents):
     def __init__(
         self, kernels: LatentKernels, packer: _Packer, memory: torch.Tensor, parts: Parts, num_programs: int
     ) -> None:
         """Args: memory: uint8 on the device, room for a plan; parts: the most of a plan. Sizes may share both."""
         self._packer = packer
         self._memory = memory
-        tables = LatentTables(*packer.pack(()).views(memory))
-        self.positions = tables.positions
-        self._absorbed = AbsorbedLatents(kernels, tables, parts, num_programs)
+        super().__init__(kernels, LatentTables(*packer.pack(()).views(memory)), parts, num_programs)
 
     def plan(self, sequences: Sequence[TokenSequence]) -> None:
         self._packer.pack(sequences).copy_to(self._memory)
-
-    def run(
-        self,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,
-        heads: LatentHeads,
-        layer: int,
-        out: torch.Tensor,
-    ) -> None:
-        self._absorbed.run(q, kv, norm, rotation, heads, layer, out)

@@ -78,20 +78,10 @@ __device__ __forceinline__ void multiply(float* sum, const unsigned int* a, unsi
 }
 
 #if FP8
+#include "fp8_pairs.cuh"
+
 constexpr float UP = 1152921504606846976.0f;  // 2^60
 constexpr float DOWN = UP;                    // 2^(120 - 60)
-
-// Unpacks four FP8 numbers as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
-__device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {
-    even = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
-    odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
-}
-
-__device__ __forceinline__ unsigned int up(unsigned int pair) {
-    unsigned int larger;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
-    return larger;
-}
 #endif
 
 // A thread's part of W for one stretch.
@@ -188,8 +178,8 @@ extern "C" __global__ void BOUNDS few_rows(
                 pairs[n][i] = pack(a0 * low(scale0) * UP, a2 * low(scale1) * UP);
                 pairs[n][i + 1] = pack(a1 * high(scale0) * UP, a3 * high(scale1) * UP);
 #else
-                pairs[n][i] = up(__byte_perm(first, second, 0x5410));
-                pairs[n][i + 1] = up(__byte_perm(first, second, 0x7632));
+                pairs[n][i] = enlarge(__byte_perm(first, second, 0x5410));
+                pairs[n][i + 1] = enlarge(__byte_perm(first, second, 0x7632));
 #endif
             }
 #else

@@ -78,19 +78,38 @@ def _gated(  # type: ignore[no-untyped-def]
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
+    num_tiles = tl.cdiv(num_tokens, TOKENS) * (out_size // OUTPUTS)
+    for tile in tl.range(tl.program_id(0), num_tiles, num_blocks, flatten=True):
+        token, output = place_of(tile, num_tokens, out_size, TOKENS, OUTPUTS)
+        sums = multiply_tile(x, weight, token, output, in_size, TOKENS, OUTPUTS, DEPTH)
+        store_gated(out, token, output, sums, TOKENS, OUTPUTS)
+
+
+@triton.jit
+def place_of(tile, num_tokens, out_size, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns the first token and the first output of a tile."""
     num_token_tiles = tl.cdiv(num_tokens, TOKENS)
-    num_output_tiles = out_size // OUTPUTS
-    group_size = GROUP * num_output_tiles
-    for tile in tl.range(tl.program_id(0), num_token_tiles * num_output_tiles, num_blocks, flatten=True):
-        first = tile // group_size * GROUP
-        width = tl.minimum(num_token_tiles - first, GROUP)
-        token = (first + tile % group_size % width) * TOKENS
-        output = tile % group_size // width * OUTPUTS
-        sums = tl.zeros((TOKENS, 2 * OUTPUTS), dtype=tl.float32)
-        for step in range(in_size // DEPTH):
-            a = x.load([token, step * DEPTH])
-            b = weight.load([0, output, step * DEPTH]).reshape(2 * OUTPUTS, DEPTH)
-            sums = tl.dot(a, b.T, sums)
-        gate, up = sums.reshape(TOKENS, 2, OUTPUTS).permute(0, 2, 1).split()
-        gated = gate / (1 + tl.exp(-gate)) * up
-        out.store([token, output], gated.to(tl.bfloat16))
+    group_size = GROUP * (out_size // OUTPUTS)
+    first = tile // group_size * GROUP
+    width = tl.minimum(num_token_tiles - first, GROUP)
+    return (first + tile % group_size % width) * TOKENS, tile % group_size // width * OUTPUTS
+
+
+@triton.jit
+def multiply_tile(  # type: ignore[no-untyped-def]
+    x, weight, token, output, in_size, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr
+):
+    """Returns a tile's gates and their factors side by side, (TOKENS, 2 * OUTPUTS) float32."""
+    sums = tl.zeros((TOKENS, 2 * OUTPUTS), dtype=tl.float32)
+    for step in range(in_size // DEPTH):
+        a = x.load([token, step * DEPTH])
+        b = weight.load([0, output, step * DEPTH]).reshape(2 * OUTPUTS, DEPTH)
+        sums = tl.dot(a, b.T, sums)
+    return sums
+
+
+@triton.jit
+def store_gated(out, token, output, sums, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    gate, up = sums.reshape(TOKENS, 2, OUTPUTS).permute(0, 2, 1).split()
+    gated = gate / (1 + tl.exp(-gate)) * up
+    out.store([token, output], gated.to(tl.bfloat16))

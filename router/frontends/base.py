@@ -138,6 +138,7 @@ class Frontend:
         served = f"{', '.join(others)} and {last} are" if others else f"{last} is"
         if num_adapters := len(names.loaded()):
             served += f", and {num_adapters} adapters" if num_adapters > 1 else ", and an adapter"
+            served += " (listed by /v1/models)"
         raise UnknownModelError(f"model {name!r} is not served here; {served}", "model")
 
     def check_num_messages(self, num_messages: int) -> None:

@@ -225,7 +225,13 @@ def test_smollm2_tokens_are_those_without_speculation(
     tokenizer = Tokenizer.from_file(str(smollm2_dir / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids for text in TEXT_PROMPTS for _ in SAMPLING]
     engine = build_engine(EngineConfig(str(smollm2_dir), num_pages=200, num_threads=1), "alone", lambda doing: None)
-    alone = Alone(engine)
+    alone, oracle = Alone(engine), Oracle(smollm2_dir)
+
+    def confirms(prompt_ids: list[int], sampling: dict[str, Any], output_ids: list[int]) -> bool:
+        # On some CPUs a random number lies within rounding of two tokens' border.
+        params = SamplingParams(MAX_TOKENS, **sampling)
+        return alone.confirm(prompt_ids, sampling, output_ids) or oracle.may_draw(prompt_ids, output_ids, params)
+
     config = [*layouts(replace(tiny_config, model=str(smollm2_dir)))][layout]
-    check(clusters.get(config), VICTIMS[layout], prompts, alone.confirm)
+    check(clusters.get(config), VICTIMS[layout], prompts, confirms)
     engine.close()

@@ -12,9 +12,11 @@ from tandem.decode_worker.drafting import Drafting
 from tandem.engine.base import EngineBase
 from tandem.engine.batch import Batch
 from tandem.engine.draft_costs import DraftCosts
+from tandem.engine.draft_models.draft_maker import DraftMaker
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.kvcache.pool import CpuKvPool
 from tandem.engine.output import ForwardOutput
+from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Admit, FirstToken, Prefill, Tokens, WorkerMessage
 from tandem.prefill_worker.config import PrefillConfig
 from tandem.prompt_logprobs import PackedLogprobs
@@ -37,6 +39,8 @@ CHUNK_SIZE, MAX_BATCH_SIZE = 8192, 256
 PLAIN_S = {1: 3.80e-3, 8: 3.90e-3, 16: 4.29e-3, 32: 4.42e-3, 64: 4.63e-3, 96: 4.97e-3, 128: 5.07e-3, 256: 7.5e-3}
 DRAFTED_S = {2: 4.04e-3, 8: 4.10e-3, 16: 4.48e-3, 32: 4.65e-3, 64: 4.94e-3, 96: 5.44e-3, 128: 5.66e-3, 192: 7.38e-3}
 DRAFTED_S[256] = 8.59e-3
+# The same of the passes of an EAGLE-3 head, by sequences.
+PASS_S = {1: 0.21e-3, 8: 0.22e-3, 32: 0.24e-3, 256: 0.6e-3}
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Times:
         launch_s, prompt_launch_s: the host's, of a graph and of a step with prompts.
         row_s: the host's per row.
         search_s: the host's per search for drafts.
+        drafting_s, drafting_row_s: the host's per drafting by a model, and per sequence of it.
     """
 
     drafted_share: float = 1.0
@@ -59,6 +64,8 @@ class Times:
     prompt_launch_s: float = 1.2e-2
     row_s: float = 8e-6
     search_s: float = 5e-6
+    drafting_s: float = 5e-4
+    drafting_row_s: float = 8e-6
 
 
 class _Output(ForwardOutput):
@@ -97,7 +104,7 @@ class TimedGpu(EngineBase):
     def __init__(self, clock: FakeClock, times: Times, *, mixes: bool) -> None:
         super().__init__(CpuKvPool(OpaqueLayout(PAGE_SIZE, 1), NUM_PAGES, "timed"))
         self.clock = clock
-        self.draft_costs = DraftCosts(PLAIN_S, DRAFTED_S)
+        self.draft_costs = DraftCosts(PLAIN_S, DRAFTED_S, PASS_S)
         self._times = times
         self._mixes = mixes
         self._last_end = clock.now
@@ -131,6 +138,21 @@ class TimedGpu(EngineBase):
         return _Output(self, sampled, self._last_end, self._last_end - start, len(batch.sequences))
 
 
+class TimedMaker(DraftMaker):
+    """A head whose passes take PASS_S."""
+
+    def __init__(self, clock: FakeClock, times: Times, guess: Callable[[int, int], list[int]]) -> None:
+        """Args: guess: drafts behind a token, of a number."""
+        self._clock = clock
+        self._times = times
+        self._guess = guess
+
+    def make(self, sequences: Sequence[TokenSequence], num_drafts: Sequence[int]) -> list[list[int]]:
+        self._clock.advance(self._times.drafting_s + self._times.drafting_row_s * len(sequences))
+        self._clock.advance(max(num_drafts) * _next(PASS_S, len(sequences)))
+        return [self._guess(s.token_ids[-1], count) for s, count in zip(sequences, num_drafts, strict=True)]
+
+
 def _next(seconds: dict[int, float], num_rows: int) -> float:
     sizes = sorted(seconds)
     return seconds[sizes[min(bisect_left(sizes, num_rows), len(sizes) - 1)]]
@@ -144,27 +166,35 @@ class TimedWorker:
         gaps_s: times between messages with a stream's tokens.
     """
 
-    def __init__(self, num_streams: int, speculation: str, acceptance: float, times: Times, *, mixes: bool) -> None:
+    def __init__(
+        self, num_streams: int, speculation: str, acceptance: float, times: Times, *, mixes: bool, seed: int = 0
+    ) -> None:
         """Args: acceptance: chance of a draft behind right ones."""
         self._clock = FakeClock()
         self._times = times
         self._last: dict[str, float] = {}
         self._num_submitted = 0
+        rng, clock = random.Random(seed), self._clock
+
+        def guess(token_id: int, num_tokens: int) -> list[int]:
+            return [token_id + 1 + i + (rng.random() >= acceptance) for i in range(num_tokens)]
+
+        engine = TimedGpu(clock, times, mixes=mixes)
+        engine.draft_maker = TimedMaker(clock, times, guess)
         self.scheduler = make_both_scheduler(
             "both",
-            TimedGpu(self._clock, times, mixes=mixes),
+            engine,
             CacheManager(NUM_PAGES, PAGE_SIZE),
             _TimedOutbox(self._sent),
             PrefillConfig(CHUNK_SIZE),
             DecodeConfig(MAX_BATCH_SIZE, speculation=speculation),
             clock=self._clock,
         )
-        rng, clock = random.Random(0), self._clock
 
         class Guesses(Drafter):
             def propose(self, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
                 clock.advance(times.search_s)
-                return [token_ids[-1] + 1 + i + (rng.random() >= acceptance) for i in range(max_tokens)]
+                return guess(token_ids[-1], max_tokens)
 
         drafting = self.scheduler._decode._drafting
         if isinstance(drafting, Drafting):

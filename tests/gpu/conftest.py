@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def visible_gpu(number: int) -> str:
     """Return CUDA_VISIBLE_DEVICES of a process that is to see only GPU `number` of this process."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return ours.split(",")[number] if ours else str(number)
+    return str(number) if ours is None else ours.split(",")[number]
 
 
 @pytest.fixture(autouse=True, scope="module")

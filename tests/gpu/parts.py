@@ -32,7 +32,7 @@ class Part(NamedTuple):
     load: share of a GPU that it keeps busy; 1: it measures the GPU's memory and needs it alone.
     num_processes: that run its tests side by side.
     has_clusters: starts workers, which wait for each other's starts on a GPU.
-    num_gpus: that its tests need, or else skip some or all.
+    num_gpus: that its tests need; with fewer, some or all are skipped.
     """
 
     places: tuple[str, ...]

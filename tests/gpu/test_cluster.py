@@ -24,7 +24,7 @@ from tests.cluster.conftest import (
     wait_until,
 )
 from tests.cluster.faults import wait_whole
-from tests.gpu.scenarios.random_models import let_count_up
+from tests.gpu.random_models import let_count_up
 
 pytestmark = pytest.mark.timeout(300)
 NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -1,6 +1,8 @@
 """Parts of the GPU tests side by side: what shares a GPU, in a time of its own."""
 
-import heapq
+import os
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +10,20 @@ from typing import cast
 
 import pytest
 
+from tests.gpu.conftest import visible_gpu
 from tests.gpu.parts import PARTS
-from tests.gpu.together import MAX_CLUSTERS, GpuShares, Run, main, run_together
+from tests.gpu.together import MAX_CLUSTERS, GpuShares, Run, command_of, main, run_together, stop
+
+# Reports when asked to stop; its child does not end by itself.
+STUBBORN = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("FAILED one test", child.pid, flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("| `engine` | 1 failed |", flush=True)
+"""
 
 
 class Host:
@@ -41,48 +55,66 @@ class FakeRun:
     def has_ended(self) -> bool:
         return self.was_stopped or self._host.now >= self._end
 
-    def stop(self) -> None:
-        self.was_stopped = not self.has_ended()
+    def interrupt(self) -> None:
+        self.was_stopped = True
+
+    def end(self, seconds: float) -> None:
+        assert self.has_ended()
 
 
-@pytest.mark.parametrize("num_gpus", [2, 4])
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
 def test_every_part_runs_once_and_in_less_time_than_one_after_another(num_gpus: int) -> None:
     host = Host(num_gpus)
     ended = run_together(list(PARTS), host.shares, host.start, 10_000, lambda: host.now, host.sleep)
     assert Counter(run.name for run in ended) == Counter([*PARTS])
     assert not any(cast("FakeRun", run).was_stopped for run in ended)
-    # The least: all clusters two at a time, on all GPUs.
-    of_clusters = sum(part.seconds * part.num_gpus for part in PARTS.values() if part.has_clusters)
+    # At best all clusters run two at a time on all GPUs.
+    of_clusters = sum(part.seconds * min(part.num_gpus, num_gpus) for part in PARTS.values() if part.has_clusters)
     assert host.now < 1.3 * of_clusters / MAX_CLUSTERS / num_gpus + max(part.seconds for part in PARTS.values())
-
-
-def test_one_gpu_gets_no_parts_for_two() -> None:
-    shares = GpuShares(1)
-    assert {name for name, part in PARTS.items() if not shares.can_ever_take(part)} >= {
-        "two-gpus-ranks",
-        "two-gpus-nvlink",
-        "two-gpus-nccl",
-    }
 
 
 def test_the_limit_stops_what_runs_and_starts_nothing_more() -> None:
     host = Host(1)
-    names = heapq.nlargest(10, [name for name, part in PARTS.items() if part.num_gpus == 1], lambda n: PARTS[n].seconds)
-    ended = run_together(names, host.shares, host.start, 30, lambda: host.now, host.sleep)
+    names = sorted(PARTS, key=lambda name: -PARTS[name].seconds)[:10]
+    ended = run_together(names, host.shares, host.start, 20, lambda: host.now, host.sleep)
     assert 0 < len(ended) < len(names)
-    assert all(cast("FakeRun", run).was_stopped for run in ended) and host.now < 32
+    assert all(cast("FakeRun", run).was_stopped for run in ended) and host.now < 22
+
+
+def test_a_stopped_part_reports_and_leaves_no_process(tmp_path: Path) -> None:
+    run = Run("engine", [0], tmp_path, [sys.executable, "-c", STUBBORN])
+    deadline = time.monotonic() + 20
+    while "FAILED" not in run.output.read_text() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    stop([run])
+    assert run.has_ended() and not run.has_passed
+    failed, row = run.summary().splitlines()
+    assert row == "stopped before its end: | `engine` | 1 failed |"
+    child = int(failed.split()[-1])
+    while time.monotonic() < deadline:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail("the part's child still runs")
 
 
 def test_a_part_without_a_gpu_has_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    run = Run("memory", [0], tmp_path)
-    run._process.wait(60)
-    run.stop()
+    assert visible_gpu(0) == ""
+    run = Run("memory", [0], tmp_path, command_of("memory", tmp_path / "temporary"))
+    run.end(60)
     assert not run.has_passed
     assert "no result" in run.summary() and "needs an NVIDIA GPU" in run.output.read_text()
 
 
-def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("arguments", "message"), [("no-such-part", "no part"), ("--seconds=nan", "must be positive")])
+def test_bad_arguments_are_refused(
+    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        main([str(tmp_path), "no-such-part"])
-    assert "no part 'no-such-part'" in capsys.readouterr().err
+        main([str(tmp_path), arguments])
+    assert message in capsys.readouterr().err

@@ -50,7 +50,6 @@ TESTED_ELSEWHERE = {
     "engine/config.py": "unit/deploy/config/test_cluster_config.py",
     "engine/kvcache/page_part.py": "unit/kvtransfer/lanes/test_plan.py",
     "engine/kvcache/cuda_pool.py": "gpu/kvtransfer/transports/test_table.py",
-    "decode_worker/model_drafting.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/backend.py": "unit/scenarios/test_model_drafts.py",
     "engine/draft_models/pass_draws.py": "gpu/engine/draft_models/test_draw_kernel.py",
     "engine/draft_models/draft_maker.py": "unit/scenarios/test_model_drafts.py",

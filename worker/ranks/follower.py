@@ -9,7 +9,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-from tandem import exit_codes, logs
+from tandem import __version__, exit_codes, logs
 from tandem.open_files import raise_open_files_limit
 from tandem.prctl import die_with_parent
 from tandem.worker.ranks.channel import MessageChannel
@@ -21,8 +21,8 @@ from tandem.worker.ranks.standstill import PULSE_INTERVAL_S, WAIT_FACTOR
 logger = logging.getLogger(__name__)
 
 
-def main(leader_pid: int, control_fd: int, lanes_fd: int, copies_fd: int, memory_fd: int) -> int:
-    """Serves until the leader stops it or ends. Returns the exit status."""
+def main(version: str, leader_pid: int, control_fd: int, lanes_fd: int, copies_fd: int, memory_fd: int) -> int:
+    """Serves until the leader stops it or ends. Returns the exit status. Args: version: the leader's."""
     # The kernel kills this process even if it is stopped, or waits for a device.
     die_with_parent(signal.SIGKILL)
     if os.getppid() != leader_pid:
@@ -32,6 +32,12 @@ def main(leader_pid: int, control_fd: int, lanes_fd: int, copies_fd: int, memory
     raise_open_files_limit()
     leader = Connection(control_fd)
     try:
+        if version != __version__:
+            # Orders, records of forward passes and shared memory have no version of their own.
+            raise RuntimeError(
+                f"it is of tandem {__version__}, but its leader of {version}: another version was installed while the "
+                "worker started; the next start takes one version"
+            )
         # Imports the worker's modules.
         order: FollowerOrder = leader.recv()
         ranks = order.ranks
@@ -67,7 +73,7 @@ def _tell(leader: Connection, failure: StartFailure) -> None:
 
 
 if __name__ == "__main__":
-    status = main(*map(int, sys.argv[1:]))
+    status = main(sys.argv[1], *map(int, sys.argv[2:]))
     logging.shutdown()
     # Threads of libraries may wait for a peer that has gone.
     os._exit(status)

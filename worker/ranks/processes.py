@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from socket import socket, socketpair
 from typing import TYPE_CHECKING, NamedTuple
 
+from tandem import __version__
 from tandem.engine.ranks.config import RankConfig
 from tandem.worker.config import WorkerConfig
 from tandem.worker.ranks.channel import MessageChannel
@@ -138,8 +139,9 @@ class RankProcesses:
         copies, copies_there = MessageChannel.pair()
         with control_there, lanes_there, copies_there:
             fds = (control_there.fileno(), lanes_there.fileno(), copies_there.fileno(), self.memory.fd)
+            command = [sys.executable, "-m", "tandem.worker.ranks.follower", __version__]
             process = subprocess.Popen(
-                [sys.executable, "-m", "tandem.worker.ranks.follower", *map(str, (os.getpid(), *fds))],
+                [*command, *map(str, (os.getpid(), *fds))],
                 stdin=subprocess.DEVNULL,
                 # The code may be on this process's path only, as with ship_code.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -121,20 +121,9 @@ __device__ __forceinline__ float make_half(Chunk* row, int lane) {
     return power_of_two(-shift);
 }
 #elif FP8
+#include "fp8_pairs.cuh"
+
 constexpr float CORRECTION = 1152921504606846976.0f;  // 2^(120 - 60)
-
-// Unpacks four FP8 numbers as bfloat16, 2^-120 times as large: numbers 0 and 2, and numbers 1 and 3.
-__device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {
-    even = (four << 8 & 0x80008000u) | (four << 4 & 0x07f007f0u);
-    odd = (four & 0x80008000u) | (four >> 4 & 0x07f007f0u);
-}
-
-// Multiplies two bfloat16 by 2^60.
-__device__ __forceinline__ unsigned int enlarge(unsigned int pair) {
-    unsigned int larger;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(larger) : "r"(pair), "r"(0x5d805d80u), "r"(0x80008000u));
-    return larger;
-}
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32, WARPS > 8 ? 1 : 2) few_rows_experts(

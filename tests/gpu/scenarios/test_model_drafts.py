@@ -27,7 +27,7 @@ from tandem.sampling_params import SamplingParams
 from tests.cluster.conftest import save_tiny_model
 from tests.fakes.recorded_drafts import Made, drafts_of_one_prefill, record_drafts
 from tests.fakes.tiny_drafters import add_mtp_layer, save_eagle_head
-from tests.gpu.scenarios.random_models import let_count_up, save_latent_model
+from tests.gpu.random_models import let_count_up, save_latent_model
 
 TIMEOUT_S = 60.0
 MAX_TOKENS = 40

@@ -4,36 +4,17 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.cluster.conftest import VOCAB_SIZE
-from tests.gpu.engine.models.test_decoder import LATENT
 from tests.gpu.engine.test_engine import generate
+from tests.gpu.random_models import LATENT, save_random_model
 from tests.gpu.scenarios.test_quantized_pages import GREEDY, build, config, score
 
 
 @pytest.fixture(scope="module")
 def latent_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {name: size for name, size in LATENT["deepseek_v2"].items() if name != "head_dim"}
-    model_config = AutoConfig.for_model(
-        "deepseek_v2",
-        vocab_size=VOCAB_SIZE,
-        hidden_size=384,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        max_position_embeddings=1024,
-        **sizes,
-    )
-    model = AutoModelForCausalLM.from_config(model_config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.05)
     path = tmp_path_factory.mktemp("latents")
-    model.float().save_pretrained(path)
+    save_random_model(path, "deepseek_v2", **LATENT["deepseek_v2"])
     return path
 
 

@@ -9,58 +9,24 @@ import torch
 
 from tandem.engine.build import build_engine
 from tandem.engine.engine import Engine
-from tests.cluster.conftest import EOS_TOKEN_IDS, VOCAB_SIZE, Oracle, save_byte_tokenizer
+from tests.cluster.conftest import EOS_TOKEN_IDS, Oracle, save_byte_tokenizer
 from tests.cluster.tiny_experts import ClearOracle, save_tiny_experts
+from tests.gpu.random_models import LATENT, save_random_model
 from tests.gpu.rank_engines import WAVE_SIZE, config_of, engine_of_two, serve
 
 pytestmark = pytest.mark.timeout(300)
 MAX_TOKENS = 60
 # Beyond twice the gaps of one rank, as a share of the logits' deviation. Random tokens have gaps of about 3.
 SLACK = 0.02
-_LATENT: dict[str, Any] = {
-    "head_dim": None,
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 128,
-    "q_lora_rank": 96,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 48,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 256,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 4,
-    "topk_group": 2,
-}
 _EXPERTS = {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": 128, "norm_topk_prob": True}
-FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3_moe": _EXPERTS, "deepseek_v3": _LATENT}
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3_moe": _EXPERTS, "deepseek_v3": LATENT["deepseek_v3"]}
 CASES = [("llama", "fp8"), ("qwen3_moe", "fp8"), ("deepseek_v3", "auto")]
 
 
 def save_checkpoint(directory: Path, family: str) -> None:
-    """Saves a model large enough for the kernels of bfloat16 and FP8."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"num_key_value_heads": 2, "head_dim": 64, **FAMILIES[family]}
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=VOCAB_SIZE,
-        hidden_size=384,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=EOS_TOKEN_IDS,
-        **{name: size for name, size in sizes.items() if name != "head_dim" or size},
-    )
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.05)
-    model.float().save_pretrained(directory)
+    """Saves a model with a tokenizer."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, **FAMILIES[family]}
+    save_random_model(directory, family, bos_token_id=None, eos_token_id=EOS_TOKEN_IDS, **sizes)
     save_byte_tokenizer(directory)
 
 

@@ -20,7 +20,7 @@ from tandem.sampling_params import SamplingParams, TokenLogprobs
 from tests.cluster.conftest import VOCAB_SIZE
 from tests.fakes.scripted_drafter import scripted
 from tests.gpu.engine.test_engine import assert_close
-from tests.gpu.scenarios.random_models import let_count_up, save_latent_model
+from tests.gpu.random_models import let_count_up, save_latent_model
 
 NUM_PAGES = 200
 PAGE_SIZE = 16

@@ -6,11 +6,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tandem.decode_worker.config import DecodeConfig
+from tandem.decode_worker.draft_depth import DraftDepth
 from tandem.decode_worker.draft_policy import DraftPolicy
-from tandem.decode_worker.drafting import Drafting
+from tandem.decode_worker.drafting import Drafting, StepDrafts
 from tandem.decode_worker.job import DecodeJob
+from tandem.decode_worker.model_drafting import ModelDrafting
 from tandem.decode_worker.scheduler import DecodeScheduler
 from tandem.engine.base import EngineBase
+from tandem.engine.draft_models.draft_maker import DraftMaker
+from tandem.engine.grammar_compilers import CompiledGrammar
+from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.kvcache.cache_manager import CacheManager
 from tandem.engine.token_sequence import TokenSequence
 from tandem.messages import Drafted
@@ -35,7 +40,7 @@ def engine() -> EngineBase:
 class Jobs:
     def __init__(self, source: str, engine: EngineBase, num_pages: int) -> None:
         self.cache = CacheManager(num_pages, PAGE_SIZE)
-        self.drafting = Drafting(source, engine, self.cache)
+        self.drafting: StepDrafts = Drafting(source, engine, self.cache)
         self.running: list[DecodeJob] = []
 
     def add(self, num_tokens: int, sampling: SamplingParams = GREEDY, num_outputs: int = 1) -> DecodeJob:
@@ -124,17 +129,6 @@ def test_a_model_without_grammars_drafts_nothing_within_one(source: str, engine:
     assert jobs.draft() == [()]
 
 
-def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine: EngineBase) -> None:
-    jobs = Jobs(source, engine, 20)
-    for _ in range(2):
-        job = jobs.add(3, SamplingParams(6))
-    jobs.draft()
-    job.sequence.num_pending = 1
-    assert job.take_drafted([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
-    jobs.drafting.checked(job, 2)
-    assert jobs.drafting.counts == (Drafted(source, 2, 8, 2, (0, 0, 1, 0, 0, 0, 0, 0)),)
-
-
 class CountedPolicy(DraftPolicy):
     """Counts renewals, and takes no drafts to pay."""
 
@@ -147,6 +141,71 @@ class CountedPolicy(DraftPolicy):
         self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int, *, num_unknown: int = 0
     ) -> list[int]:
         return [0] * len(proposals)
+
+
+class AllPay(CountedPolicy):
+    """Takes all drafts."""
+
+    def choose(
+        self, proposals: Sequence[tuple[float, int]], num_requests: int, num_context: int, *, num_unknown: int = 0
+    ) -> list[int]:
+        return [num_drafts for _, num_drafts in proposals]
+
+
+class Deepest(DraftDepth):
+    def choose(self, requests: Sequence[tuple[float, int]], num_requests: int, num_context: int) -> int:
+        return max((most for _, most in requests), default=0)
+
+
+class Maker(DraftMaker):
+    """Attributes: num_asked: sequences of each call."""
+
+    def __init__(self) -> None:
+        self.num_asked: list[int] = []
+
+    def make(self, sequences: Sequence[TokenSequence], num_drafts: Sequence[int]) -> list[list[int]]:
+        self.num_asked.append(len(sequences))
+        return [DRAFTS[:count] for count in num_drafts]
+
+
+@pytest.mark.parametrize("by_model", [False, True], ids=["lookup", "model"])
+def test_requests_whose_grammar_takes_no_drafts_cost_no_time(source: str, by_model: bool) -> None:
+    """Their steps overlap, and no draft is made in vain, while the grammar is compiled and once it has failed."""
+    engine, timer = FakeEngine(1, PAGE_SIZE), ForwardTimer("cpu", FakeClock())
+    engine.draft_maker = maker = Maker()
+    compiled = CompiledGrammar("")
+    engine.draft_matcher = lambda grammar, client="": DraftMatcher(  # type: ignore[method-assign]
+        compiled, (), 1, lambda grammar: None
+    )
+    jobs, policy = Jobs(source, engine, 20), AllPay(timer, 0.0)
+    jobs.drafting = (
+        ModelDrafting("mtp", engine, jobs.cache, policy, Deepest(timer, 0.0), FakeClock())
+        if by_model
+        else Drafting(source, engine, jobs.cache, policy)
+    )
+    free, bound = jobs.add(3), jobs.add(3)
+    bound.sequence.constraint = engine.constraint("start: /a+/")
+    # The first draft shows that a matcher is needed.
+    for _ in range(2):
+        assert [len(drafts) for drafts in jobs.draft()] == [4 if by_model else MAX_DRAFTS, 0]
+    assert not by_model or maker.num_asked == [2, 1]
+    assert jobs.drafting.awaits_tokens([free]) and not jobs.drafting.awaits_tokens([bound])
+    compiled.matcher.set_exception(ValueError("a bad grammar"))
+    for _ in range(2):
+        jobs.draft()
+    assert not by_model or maker.num_asked == [2, 1, 2, 1]
+    assert not jobs.drafting.awaits_tokens([bound])
+
+
+def test_counts_are_of_drafts_their_tokens_and_accepted_ones(source: str, engine: EngineBase) -> None:
+    jobs = Jobs(source, engine, 20)
+    for _ in range(2):
+        job = jobs.add(3, SamplingParams(6))
+    jobs.draft()
+    job.sequence.num_pending = 1
+    assert job.take_drafted([(11, None), (12, None), (99, None), (14, None), (5, None)]) == 2
+    jobs.drafting.checked(job, 2)
+    assert jobs.drafting.counts == (Drafted(source, 2, 8, 2, (0, 0, 1, 0, 0, 0, 0, 0)),)
 
 
 def test_drafts_are_compared_with_new_tokens_alone(source: str, engine: EngineBase) -> None:

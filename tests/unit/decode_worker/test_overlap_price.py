@@ -1,4 +1,4 @@
-"""`--speculation auto` against `off` on a GPU in virtual time: no batch and no acceptance loses."""
+"""`--speculation auto` and drafts by a model on a GPU in virtual time: against `off`, none loses in any batch."""
 
 import random
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from tandem.decode_worker.speculation import AUTO_SPECULATION, NO_SPECULATION
-from tests.fakes.timed_gpu import TimedWorker, Times
+from tests.fakes.timed_gpu import PLAIN_S, TimedGpu, TimedWorker, Times
 
 WARMUP_S, MEASURED_S = 0.4, 0.4
 LEAST_RATE = 0.98
@@ -16,6 +16,9 @@ SLOW_BATCH_SIZES = (4, 64, 200, 255, 256)
 CASES = [(size, acceptance) for size in (1, 8, 32, 128) for acceptance in (0.0, 0.5, 0.8, 1.0)]
 # What a draft gains for sure.
 GAINS = {(1, 0.8): 2.5, (8, 0.8): 2.2, (32, 0.8): 1.5, (1, 1.0): 5.0, (32, 1.0): 2.8}
+# Drafts by a model. Probes of acceptance, which do not overlap, may cost more than right drafts of a large batch gain.
+MODEL, LEAST_MODEL_RATE = "mtp", 0.97
+MODEL_GAINS = {(1, 0.8): 1.8, (8, 0.8): 1.7, (32, 0.8): 1.5, (1, 1.0): 3.0, (8, 1.0): 2.6, (32, 1.0): 2.1}
 NUM_STREAMS = 64
 # Of prompts, per second.
 RATE, ARRIVALS_S = 4.0, 4.0
@@ -49,6 +52,34 @@ def off(batch_size: int) -> float:
 def test_no_batch_loses_tokens_per_second(batch_size: int, acceptance: float, share: float) -> None:
     found = rate(batch_size, AUTO_SPECULATION, acceptance, Times(drafted_share=share)) / off(batch_size)
     assert found >= max(LEAST_RATE, GAINS.get((batch_size, acceptance), 0.0) / share)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(("batch_size", "acceptance"), CASES)
+def test_drafts_by_a_model_lose_little_in_any_batch(batch_size: int, acceptance: float, share: float) -> None:
+    found = rate(batch_size, MODEL, acceptance, Times(drafted_share=share)) / off(batch_size)
+    assert found >= max(LEAST_MODEL_RATE, MODEL_GAINS.get((batch_size, acceptance), 0.0) / share)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_wrong_drafts_by_a_model_do_not_end_those_that_gain(seed: int) -> None:
+    """Without drafts, only one step in 64 observes acceptance."""
+    gain, drop = 0.6, 0.1
+    for acceptance, least in ((gain, 1.2), (drop, LEAST_MODEL_RATE)):
+        worker = TimedWorker(1, MODEL, acceptance, Times(), mixes=True, seed=seed)
+        worker.run(WARMUP_S)
+        worker.forget()
+        worker.run(5 * MEASURED_S)
+        assert worker.num_tokens / (5 * MEASURED_S) > least * off(1)
+
+
+def test_steps_without_room_for_drafts_by_a_model_overlap() -> None:
+    """Probes of acceptance need room too."""
+    num_streams = TimedGpu.max_drafted_rows
+    worker = TimedWorker(num_streams, MODEL, 0.0, Times(), mixes=True)
+    # Prompts forbid drafts for a while.
+    worker.run(2.0)
+    assert max(worker.gaps_s[-num_streams:]) < 1.2 * PLAIN_S[num_streams]
 
 
 @pytest.mark.parametrize("batch_size", [64, pytest.param(128, marks=pytest.mark.slow)])

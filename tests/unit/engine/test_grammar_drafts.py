@@ -1,5 +1,6 @@
 """Masks behind drafts, against those of a matcher that consumes the drafts as output."""
 
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from tandem.engine import grammar_drafts
 from tandem.engine.grammar_drafts import DraftMatcher
 from tandem.engine.grammars import Constraint, Grammars
 from tests.fakes.tokenizer_files import byte_level, save
-from tests.unit.engine.test_grammars import END, OTHER_END, VOCAB_SIZE, output_of
+from tests.unit.engine.test_grammars import END, OTHER_END, SMOLLM2_SIZE, VOCAB_SIZE, output_of
 
 ENDS = (OTHER_END,)
 WORDS = LLMatcher.grammar_from_regex("(ab|cd)+")
@@ -75,6 +76,28 @@ def test_a_costly_output_is_followed_over_several_steps(grammars: Grammars, monk
         assert drafts.check(output, output_of("ab"), ENDS) == []
     monkeypatch.undo()
     assert len(drafts.check(output, output_of("ab"), ENDS)) == 2 and not drafts.has_failed
+
+
+def test_limits_used_up_by_other_outputs_end_no_later_drafts(smollm2_dir: Path) -> None:
+    """llguidance counts states over all outputs of a grammar."""
+    grammars = Grammars.of_model(smollm2_dir, SMOLLM2_SIZE)
+    assert grammars is not None
+    grammar, rng = LLMatcher.grammar_from_regex("(?s).*a.{200}b"), random.Random(0)
+
+    def num_passed(drafts: DraftMatcher) -> int:
+        output: list[int] = []
+        for _ in range(100):
+            draft = rng.randrange(100, 10_000)
+            for mask in drafts.check(output, [draft], ()):
+                output += [draft, rng.choice(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")))]
+        return len(output) // 2
+
+    _, first = ready(grammars, grammar)
+    assert 5 < num_passed(first) < 100 and first.has_failed
+    # Its request is of another compiled grammar.
+    constraint, later = ready(grammars, grammar)
+    assert num_passed(later) > 5 and not constraint.error
+    grammars.close()
 
 
 def test_failure_ends_drafting_and_not_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,10 +97,8 @@ def new_pool(page_size: int, dtype: str = "bfloat16") -> KvPool:
     return CudaKvPool(layout, MAX_TOKENS // page_size + 16, torch.device("cuda", 0))
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim"), SIZES)
-def test_chunks_decode_and_mixed_steps(page_size: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
-    oracle = LatentOracle(new_pool(page_size), triton, num_heads, nope_dim, value_dim)
+def check_chunks(oracle: LatentOracle) -> tuple[TokenSequence, TokenSequence]:
+    """Check chunks, decode steps and a mixed step. Returns a long sequence and one of middle length."""
     long, middle, short = oracle.add(1600), oracle.add(400), oracle.add(9)
     # Many new tokens are expanded, with and without a prefix; few are absorbed.
     oracle.step("prefill", {long: 800, short: 1}, max_error=MAX_ERROR)
@@ -110,6 +108,26 @@ def test_chunks_decode_and_mixed_steps(page_size: int, num_heads: int, nope_dim:
         oracle.step("decode", {short: 1, long: 1, middle: 1}, max_error=MAX_ERROR)
     oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
     oracle.step("mixed", {long: 1, short: 1, middle: 40}, num_mixed=2, max_error=MAX_ERROR)
+    return long, middle
+
+
+def check_fixed_sizes(oracle: LatentOracle) -> None:
+    """Check steps of up to 3 decoded sequences and 512 prompt tokens."""
+    long, middle, short = oracle.add(2000), oracle.add(515), oracle.add(6)
+    oracle.step("prefill", {long: 512}, max_error=MAX_ERROR)
+    oracle.step("prefill", {long: 300, short: 1}, max_error=MAX_ERROR)
+    oracle.step("prefill", {long: 511}, max_error=MAX_ERROR)
+    oracle.step("prefill", {short: 1, long: 1, middle: 509}, max_error=MAX_ERROR)
+    oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
+    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
+    oracle.step("mixed", {short: 1, long: 1, middle: 3}, num_mixed=2, max_error=MAX_ERROR)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize(("num_heads", "nope_dim", "value_dim"), SIZES)
+def test_chunks_decode_and_mixed_steps(page_size: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
+    oracle = LatentOracle(new_pool(page_size), triton, num_heads, nope_dim, value_dim)
+    long, middle = check_chunks(oracle)
     new = oracle.add(300)
     oracle.step("mixed", {middle: 1, long: 40, new: 290}, num_mixed=1, max_error=MAX_ERROR)
 
@@ -124,14 +142,7 @@ def test_steps_of_fixed_sizes(num_decoded: int, num_heads: int, nope_dim: int, v
         nope_dim,
         value_dim,
     )
-    long, middle, short = oracle.add(2000), oracle.add(515), oracle.add(6)
-    oracle.step("prefill", {long: 512}, max_error=MAX_ERROR)
-    oracle.step("prefill", {long: 300, short: 1}, max_error=MAX_ERROR)
-    oracle.step("prefill", {long: 511}, max_error=MAX_ERROR)
-    oracle.step("prefill", {short: 1, long: 1, middle: 509}, max_error=MAX_ERROR)
-    oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
-    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
-    oracle.step("mixed", {short: 1, long: 1, middle: 3}, num_mixed=2, max_error=MAX_ERROR)
+    check_fixed_sizes(oracle)
 
 
 @pytest.mark.parametrize("num_fixed", [0, 4, 24], ids=["planned", "few rows", "fixed"])

@@ -17,6 +17,8 @@ from tests.gpu.engine.attention.test_latent_triton import (
     ROPE_DIM,
     SIZES,
     FixedSizeLatents,
+    check_chunks,
+    check_fixed_sizes,
     run,
 )
 
@@ -49,15 +51,7 @@ def new_pool(page_size: int, dtype: str = "bfloat16", kv_rank: int = KV_RANK) ->
 )
 def test_chunks_decode_and_mixed_steps(page_size: int, num_heads: int, nope_dim: int, value_dim: int) -> None:
     oracle = LatentOracle(new_pool(page_size), triton, num_heads, nope_dim, value_dim, SCALES)
-    long, middle, short = oracle.add(1600), oracle.add(400), oracle.add(9)
-    # Many new tokens are expanded, with and without a prefix; few are absorbed.
-    oracle.step("prefill", {long: 800, short: 1}, max_error=MAX_ERROR)
-    oracle.step("prefill", {middle: 250, long: 600, short: 4}, max_error=MAX_ERROR)
-    oracle.step("prefill", {long: 100}, max_error=MAX_ERROR)
-    for _ in range(2):
-        oracle.step("decode", {short: 1, long: 1, middle: 1}, max_error=MAX_ERROR)
-    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
-    oracle.step("mixed", {long: 1, short: 1, middle: 40}, num_mixed=2, max_error=MAX_ERROR)
+    check_chunks(oracle)
 
 
 @pytest.mark.parametrize("kv_rank", [64, 128, 256])
@@ -82,14 +76,7 @@ def test_steps_of_fixed_sizes(num_decoded: int, num_heads: int, nope_dim: int, v
         value_dim,
         SCALES,
     )
-    long, middle, short = oracle.add(2000), oracle.add(515), oracle.add(6)
-    oracle.step("prefill", {long: 512}, max_error=MAX_ERROR)
-    oracle.step("prefill", {long: 300, short: 1}, max_error=MAX_ERROR)
-    oracle.step("prefill", {long: 511}, max_error=MAX_ERROR)
-    oracle.step("prefill", {short: 1, long: 1, middle: 509}, max_error=MAX_ERROR)
-    oracle.step("decode", {middle: 1, short: 1, long: 1}, max_error=MAX_ERROR)
-    oracle.step("decode", {long: 1}, max_error=MAX_ERROR)
-    oracle.step("mixed", {short: 1, long: 1, middle: 3}, num_mixed=2, max_error=MAX_ERROR)
+    check_fixed_sizes(oracle)
 
 
 def test_pages_and_outputs_as_in_plain_torch() -> None:

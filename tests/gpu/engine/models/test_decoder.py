@@ -12,30 +12,13 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.engine import Engine
 from tandem.engine.token_sequence import TokenSequence
+from tests.gpu.random_models import LATENT, save_random_model
 
 VOCAB_SIZE = 300
 PAGE_SIZE = 16
 NUM_PAGES = 64
 NUM_TEACHER_FORCED = 64
 MAX_RATIO = 2.0
-_LATENT: dict[str, Any] = {
-    "head_dim": None,
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 128,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 48,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "moe_intermediate_size": 256,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
-LATENT: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {**_LATENT, "q_lora_rank": None},
-    "deepseek_v3": {**_LATENT, "q_lora_rank": 96, "n_group": 4, "topk_group": 2},
-    "glm4_moe_lite": {**_LATENT, "q_lora_rank": 96, "qk_nope_head_dim": 96, "v_head_dim": 128},
-}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -66,26 +49,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"num_key_value_heads": 2, "head_dim": 64, **FAMILIES[request.param]}
-    config = AutoConfig.for_model(
-        request.param,
-        vocab_size=VOCAB_SIZE,
-        hidden_size=384,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        max_position_embeddings=1024,
-        **{name: size for name, size in sizes.items() if name != "head_dim" or size},
-    )
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.05)
     path = tmp_path_factory.mktemp(request.param)
-    model.float().save_pretrained(path)
+    save_random_model(path, request.param, **{"num_key_value_heads": 2, "head_dim": 64, **FAMILIES[request.param]})
     return path
 
 

@@ -123,9 +123,13 @@ def test_where_the_logs_of_a_cluster_in_a_terminal_are(
 ) -> None:
     write_record(directory, owner, [], replace(about(directory), log="", log_dir=""))
     assert main(["logs", "chat"]) == 1
-    assert "the terminal that it was started in" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "the terminal that it was started in" in error and "start it with --detach" in error
     assert main(["logs", "chat", "decode-0"]) == 1
     assert f"under {directory / 'ray'} " in capsys.readouterr().err
+    write_record(directory, owner, [], replace(about(directory), log=""))
+    assert main(["logs", "chat"]) == 1
+    assert "(tandem logs chat PROCESS)" in capsys.readouterr().err
 
 
 def test_logs_are_followed_until_the_cluster_ends(directory: Path, owner: RunOwner) -> None:

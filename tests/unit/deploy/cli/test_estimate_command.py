@@ -164,7 +164,9 @@ def test_a_client_s_install_is_told_what_a_hub_name_needs(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main(["estimate", "--model", "org/name", "--gpu", "h200", "--workload", "4096/256"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("tandem estimate: org/name cannot be read without huggingface_hub: pip install ")
+    assert error.startswith(
+        "tandem estimate: org/name cannot be read without huggingface_hub: pip install huggingface_hub, "
+    )
 
 
 def test_a_rate_that_no_host_gives_is_a_failure(model_dir: str, capsys: pytest.CaptureFixture[str]) -> None:

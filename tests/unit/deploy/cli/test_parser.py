@@ -39,7 +39,10 @@ def test_what_was_probably_meant_is_named(
     assert ("did you mean" in last) == bool(suggestion)
 
 
-def test_a_long_usage_does_not_hide_the_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_usage_does_not_hide_the_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     for line, error in (
         ("serve --tp two", "tandem serve: error: argument --tp: invalid int value: 'two'"),
         ("estimate --model m", "tandem estimate: error: the following arguments are required: --workload"),

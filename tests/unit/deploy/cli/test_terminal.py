@@ -77,3 +77,13 @@ def test_a_timeline_tells_what_came_from_the_page_store() -> None:
         shown = io.StringIO()
         print_timeline(Console(file=shown, width=200), pb.GenerateResponse(usage=given))
         assert f"{given.completion_tokens} output tokens{words}\n" in shown.getvalue()
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_timeline_says_that_its_pages_are_those_of_the_last_attempt(attempts: int) -> None:
+    last = pb.GenerateResponse(
+        usage=pb.Usage(prompt_tokens=40), handover=pb.HandoverSummary(attempts=attempts, page_size=16)
+    )
+    written = io.StringIO()
+    print_timeline(Console(file=written, width=200), last)
+    assert ("2 attempts: the drafts above" in written.getvalue()) == (attempts > 1)

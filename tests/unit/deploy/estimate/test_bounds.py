@@ -84,5 +84,5 @@ def test_long_requests_count_for_several() -> None:
 
 
 def test_impossible_limits_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no number of workers.*--slo.*alone, its prompt takes [\d.]+ ms \(ttft\)"):
+    with pytest.raises(ValueError, match=r"--slo is too strict.*alone.* prompt of \d+ tokens takes [\d.]+ ms \(ttft\)"):
         needs_of(WORKER, Load(4096, 256, 0.01, 0.025), arrivals(lambda _: 1.0, 2))

@@ -80,7 +80,7 @@ def test_chunks_of_one_size_between_steps_give_about_what_was_measured(
 
 @pytest.fixture
 def older_mixed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the simulation: before both kinds of attention ran side by side, a layer took 21 us more."""
+    """Those of the simulation, whose kernels took 21 us more for a layer."""
     newer = Worker.mixed_step
     more = LLAMA_8B.num_layers * 21e-6
     monkeypatch.setattr(Worker, "mixed_step", lambda self, *sizes: newer(self, *sizes) + more)

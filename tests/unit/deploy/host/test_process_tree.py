@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from tandem.deploy.host.process_tree import descendants, end_processes, send_signal
-from tandem.deploy.host.run_record import RunOwner, default_directory, end_leftovers, remove_record, write_record
+from tandem.deploy.host.run_record import (
+    RunAbout,
+    RunOwner,
+    default_directory,
+    end_leftovers,
+    find_runs,
+    remove_record,
+    write_record,
+)
 from tandem.processes import ProcessId, read_stat
 
 SLEEP = "import time; time.sleep(60)"
@@ -174,6 +182,32 @@ def test_foreign_and_corrupt_records_end_nothing(tmp_path: Path) -> None:
         assert end_leftovers(tmp_path) == []
         assert process.is_alive()
         assert list(tmp_path.iterdir()) == [path]
+
+
+def test_records_of_another_format_are_told_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running("print('ready', flush=True); " + SLEEP) as process:
+        path = write_record(tmp_path, RunOwner(process, process), [process], RunAbout("chat"))
+        files = [path, path.with_suffix(".token"), path.with_suffix(".sock")]
+        for file in files[1:]:
+            file.touch()
+        [run] = find_runs(tmp_path)
+        assert run.about.name == "chat" and not caplog.records
+        # The owner is elsewhere in it, so that it would pass for a corrupt one.
+        path.write_text(json.dumps({"format": 2, "owners": [[process.pid, process.start_time]]}))
+        for look in (find_runs, end_leftovers):
+            caplog.clear()
+            assert look(tmp_path) == []
+            assert caplog.messages[0].startswith(f"{path} is of another version of tandem: its format is 2, not 1; use")
+        assert process.is_alive() and all(file.exists() for file in files)
+
+
+def test_records_without_a_format_are_of_the_first(tmp_path: Path) -> None:
+    with running("print('ready', flush=True); " + SLEEP) as process:
+        path = write_record(tmp_path, RunOwner(process, process), [process], RunAbout("chat"))
+        record = json.loads(path.read_text())
+        assert record.pop("format") == 1
+        path.write_text(json.dumps(record))
+        assert len(find_runs(tmp_path)) == 1
 
 
 def test_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

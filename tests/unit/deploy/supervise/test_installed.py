@@ -27,7 +27,10 @@ def test_other_protocol_or_options_are_refused_in_one_line() -> None:
     newer = {**running, "version": "99.0"}
     for other, words in (
         ({**newer, "protocol": 99}, f"its protocol version is 99, not {running['protocol']}"),
-        ({**newer, "orders": {**running["orders"], "RouterConfig": ["new"]}}, "its processes take other options"),
+        *(
+            ({**newer, "orders": {**running["orders"], kind: ["new"]}}, "its processes take other options")
+            for kind in ("RouterConfig", "StoreConfig", "WorkerPlan")
+        ),
     ):
         refusal = difference(running, other)
         assert refusal.startswith(f"the installed tandem 99.0 cannot join the running {running['version']}: {words}")
@@ -37,6 +40,7 @@ def test_other_protocol_or_options_are_refused_in_one_line() -> None:
 def test_nested_fields_count() -> None:
     fields = described()["orders"]["WorkerPlan"]
     assert "worker" in fields and "worker.engine.dtype" in fields
+    assert "namespace_secret" in described()["orders"]["StoreConfig"]
 
 
 def test_broken_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

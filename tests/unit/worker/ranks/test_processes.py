@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tandem import __version__
 from tandem.engine.config import EngineConfig
 from tandem.engine.ranks.ring import NUM_SLOTS
 from tandem.processes import ProcessId
@@ -83,6 +85,16 @@ def test_refusal_of_a_follower_is_the_workers() -> None:
         ranks.group.gathered(None)
         with pytest.raises(ValueError, match=r"^rank 1: the model has 3 heads$"):
             ranks.group.gathered(None)
+
+
+def test_follower_of_another_version_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could misread each forward pass: only both versions know their formats."""
+    monkeypatch.setattr("tandem.worker.ranks.processes.__version__", "0.0.1")
+    with started(2, agree_and_echo) as (ranks, deaths):
+        mixed = rf"^rank 1: it is of tandem {re.escape(__version__)}, but its leader of 0\.0\.1: another version was"
+        with pytest.raises(RuntimeError, match=mixed):
+            ranks.group.gathered(None)
+        assert deaths.get(timeout=TIMEOUT_S) == "rank 1 ended with status 76"
 
 
 def test_a_dead_follower_is_reported_and_aborts_what_waits() -> None:
