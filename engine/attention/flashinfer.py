@@ -16,14 +16,14 @@ from tandem.engine.attention.base import (
 from tandem.engine.attention.draft_attention import DraftAttention
 from tandem.engine.attention.flashinfer_graphs import GraphedDecode, GraphedNewPrompts, GraphedPrefill
 from tandem.engine.attention.flashinfer_kernels import PagedKernels, PlannedKernels
-from tandem.engine.attention.flashinfer_parts import PartAttention, PartsMemory, PlannedParts
+from tandem.engine.attention.flashinfer_parts import PartAttention
 from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind, plan_by_kind
 from tandem.engine.attention.norm_rotate_write import why_not_written
 from tandem.engine.attention.page_tables import decode_slots, prefill_slots
 from tandem.engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
-from tandem.engine.attention.prefix_parts import MAX_PARTS, MAX_TOKENS, cut_prefixes
+from tandem.engine.attention.prefix_parts import MAX_TOKENS, PrefixParts, cut_prefixes
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
@@ -91,11 +91,10 @@ class FlashInferAttention(GraphableHeadBackend):
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
         # The other kernels share prefixes among multiprocessors themselves.
-        self._parts_memory: PartsMemory | None = None
+        self._parts: PartAttention | None = None
         if self._paged_backend == "fa3":
             dtype = self._paged.dtypes["q_data_type"]
-            self._parts_memory = PartsMemory(self._paged.sizes, dtype, self._device)
-            self._part_attention = PartAttention(self._parts_memory, self._workspace)
+            self._parts = PartAttention(self._paged.sizes, dtype, pool.num_pages, self._workspace)
         self._first_prefill = Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -131,24 +130,24 @@ class FlashInferAttention(GraphableHeadBackend):
         slots = to_device(prefill_slots(self._paged.layout, sequences), self._device)
         indptr = pinned([0, *accumulate(s.extend_len for s in sequences)])
         if any(s.cached_len for s in sequences):
-            planned, num_cut_pages = self._plan_parts(sequences)
-            tables = self._paged.tables(sequences, num_cut_pages=num_cut_pages)
+            parts = self._plan_parts(sequences)
+            tables = self._paged.tables(sequences, num_cut_pages=None if parts is None else parts.num_cut_pages)
             self._prefill.plan(indptr, *tables, *sizes, causal=True, **dtypes)
-            return PlannedKernels(self._paged, self._prefill, slots, planned)
+            return PlannedKernels(self._paged, self._prefill, slots, None if parts is None else self._parts)
         dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
         self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
         return PlannedKernels(self._paged, self._first_prefill, slots)
 
-    def _plan_parts(self, sequences: Sequence[TokenSequence]) -> tuple[PlannedParts | None, list[int] | None]:
-        """Returns the parts, None without, and the leading pages of each sequence that are in them."""
+    def _plan_parts(self, sequences: Sequence[TokenSequence]) -> PrefixParts | None:
+        """Returns None if all prefixes stay whole."""
         num_tokens = sum(s.extend_len for s in sequences)
-        if self._parts_memory is None or num_tokens > MAX_TOKENS:
-            return None, None
-        parts = cut_prefixes(self._parts_memory.rule, self._paged.layout, sequences, num_tokens)
+        if self._parts is None or num_tokens > MAX_TOKENS:
+            return None
+        parts = cut_prefixes(self._parts.rule, self._paged.layout, sequences, num_tokens)
         if parts.num_parts == 0:
-            return None, None
-        self._part_attention.plan(parts)
-        return PlannedParts(self._part_attention, to_device(parts.table, self._device)), parts.num_cut_pages
+            return None
+        self._parts.plan(parts)
+        return parts
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         graphed: dict[int, GraphedHeadAttention] = {}
@@ -168,12 +167,6 @@ class FlashInferAttention(GraphableHeadBackend):
         num_pages = max_sequences * max_pages_per_sequence + num_padding_pages
         indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
         plans = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=self._device)
-        parts: PartAttention | None = None
-        if self._parts_memory is not None and sizes:
-            # A cut prefix has two parts or more.
-            num_pages = min(max_sequences, MAX_PARTS // 2) * max_pages_per_sequence
-            part_indices = torch.zeros(num_pages, dtype=torch.int32, device=self._device)
-            parts = PartAttention(self._parts_memory, self._workspace, part_indices)
         return {
             size: GraphedPrefill(
                 self._paged,
@@ -183,7 +176,7 @@ class FlashInferAttention(GraphableHeadBackend):
                 max_sequences + 1,
                 indices,
                 self._paged_backend,
-                parts if size <= MAX_TOKENS else None,
+                self._parts if size <= MAX_TOKENS else None,
             )
             for size in sizes
         }

@@ -9,12 +9,12 @@ import torch
 
 from tandem.engine.attention.base import GraphedHeadAttention
 from tandem.engine.attention.flashinfer_kernels import OverPages, PagedKernels
-from tandem.engine.attention.flashinfer_parts import PartAttention, PlannedParts
+from tandem.engine.attention.flashinfer_parts import PartAttention
 from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
-from tandem.engine.attention.prefix_parts import ENTRY_SIZE, cut_prefixes
+from tandem.engine.attention.prefix_parts import cut_prefixes
 from tandem.engine.token_sequence import TokenSequence
-from tandem.engine.upload import Packed, aligned, to_device
+from tandem.engine.upload import Packed, to_device
 
 
 class GraphedDecode(OverPages, GraphedHeadAttention):
@@ -96,12 +96,10 @@ class GraphedPrefill(_GraphedPrompts):
         Args:
             plans: (PLAN_BYTES,) uint8 on the device.
             num_sequences: including padding.
-            parts: for CUDA graphs; None: all prefixes stay whole.
+            parts: None: all prefixes stay whole.
         """
         super().__init__(paged, num_tokens, num_sequences, workspace.device)
-        if parts is not None:
-            size = aligned(num_tokens * ENTRY_SIZE * torch.int32.itemsize) // torch.int32.itemsize
-            self._parts = PlannedParts(parts, _numbers(size, workspace.device))
+        self._parts = parts
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -139,13 +137,8 @@ class GraphedPrefill(_GraphedPrompts):
         """Plans the parts. Returns the leading pages of each sequence that are in parts."""
         if self._parts is None:
             return None
-        attention, table = self._parts
-        if not sequences:
-            attention.reserve()
-            return []
-        parts = cut_prefixes(attention.rule, self._paged.layout, sequences, self._num_tokens)
-        attention.plan(parts)
-        Packed(parts.table).copy_to(table.view(torch.uint8))
+        parts = cut_prefixes(self._parts.rule, self._paged.layout, sequences, self._num_tokens)
+        self._parts.plan(parts)
         return parts.num_cut_pages
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import PlannedAttention
-from tandem.engine.attention.flashinfer_parts import PlannedParts
+from tandem.engine.attention.flashinfer_parts import PartAttention
 from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write
@@ -62,7 +62,7 @@ class PagedKernels:
         qk_norm: QkNorm | None,
         layer: int,
         out: torch.Tensor | None = None,
-        parts: PlannedParts | None = None,
+        parts: PartAttention | None = None,
     ) -> torch.Tensor:
         """As PlannedAttention.attend.
 
@@ -82,7 +82,7 @@ class PagedKernels:
             keep_kv=not wrapper.reads_pages,
         )
         if parts is not None:
-            return parts.attention.attend(wrapper, parts.table, q, self._caches[layer], out)
+            return parts.attend(wrapper, q, self._caches[layer], out)
         if wrapper.reads_pages:
             # k_scale joins the score scale; a v_scale of 1.0 costs nothing.
             scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
@@ -98,7 +98,7 @@ class OverPages(PlannedAttention):
     _paged: PagedKernels
     _wrapper: Wrapper
     _slots: torch.Tensor
-    _parts: PlannedParts | None = None
+    _parts: PartAttention | None = None
 
     def attend(
         self,
@@ -113,7 +113,7 @@ class OverPages(PlannedAttention):
 
 class PlannedKernels(OverPages):
     def __init__(
-        self, paged: PagedKernels, wrapper: Wrapper, slots: torch.Tensor, parts: PlannedParts | None = None
+        self, paged: PagedKernels, wrapper: Wrapper, slots: torch.Tensor, parts: PartAttention | None = None
     ) -> None:
         self._paged = paged
         self._wrapper = wrapper

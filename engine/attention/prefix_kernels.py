@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tandem.engine.attention.prefix_parts import ENTRY_SIZE
+from tandem.engine.attention.prefix_parts import ENTRY_SIZE, MAX_PARTS
 
 
 def copy_queries(q: torch.Tensor, table: torch.Tensor, part_q: torch.Tensor, num_kv_heads: int) -> None:
@@ -17,18 +17,7 @@ def copy_queries(q: torch.Tensor, table: torch.Tensor, part_q: torch.Tensor, num
             r's heads of one key head are in r * group and behind.
     """
     num_tokens, num_q_heads, head_dim = q.shape
-    group = num_q_heads // num_kv_heads
-    _copy_queries[(num_tokens, num_kv_heads)](
-        q,
-        table,
-        part_q,
-        NUM_KV=num_kv_heads,
-        GROUP=group,
-        GROUP_BLOCK=triton.next_power_of_2(group),
-        HEAD_DIM=head_dim,
-        ENTRY=ENTRY_SIZE,
-        num_warps=1,
-    )
+    _copy_queries[(num_tokens,)](q, table, part_q, **_constants(num_q_heads, num_kv_heads, head_dim))
 
 
 def merge_parts(
@@ -49,20 +38,22 @@ def merge_parts(
         part_log_sums: (num_rows * group, num_kv_heads) float32.
     """
     num_tokens, num_q_heads, head_dim = out.shape
-    group = num_q_heads // num_kv_heads
-    _merge_parts[(num_tokens, num_kv_heads)](
-        out,
-        log_sums,
-        table,
-        part_out,
-        part_log_sums,
-        NUM_KV=num_kv_heads,
-        GROUP=group,
-        GROUP_BLOCK=triton.next_power_of_2(group),
-        HEAD_DIM=head_dim,
-        ENTRY=ENTRY_SIZE,
-        num_warps=1,
-    )
+    constants = _constants(num_q_heads, num_kv_heads, head_dim)
+    _merge_parts[(num_tokens,)](out, log_sums, table, part_out, part_log_sums, **constants, PARTS=MAX_PARTS)
+
+
+def _constants(num_q_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
+    """Most tokens have no parts, so a program has all heads of one."""
+    heads_block = triton.next_power_of_2(num_q_heads)
+    return {
+        "HEADS": num_q_heads,
+        "HEADS_BLOCK": heads_block,
+        "NUM_KV": num_kv_heads,
+        "GROUP": num_q_heads // num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "ENTRY": ENTRY_SIZE,
+        "num_warps": min(8, max(1, heads_block * head_dim // 1024)),
+    }
 
 
 @triton.jit
@@ -70,24 +61,24 @@ def _copy_queries(  # type: ignore[no-untyped-def]
     q,
     table,
     part_q,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
     NUM_KV: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ENTRY: tl.constexpr,
 ):
-    token, kv_head = tl.program_id(0), tl.program_id(1)
+    token = tl.program_id(0)
     num_parts = tl.load(table + token * ENTRY + 2)
     if num_parts > 0:
         row = tl.load(table + token * ENTRY)
         stride = tl.load(table + token * ENTRY + 1)
-        g = tl.arange(0, GROUP_BLOCK)[:, None]  # (GROUP_BLOCK, 1)
+        head = tl.arange(0, HEADS_BLOCK)[:, None]  # (HEADS_BLOCK, 1)
         d = tl.arange(0, HEAD_DIM)[None, :]  # (1, HEAD_DIM)
-        exists = g < GROUP
-        head = (token * NUM_KV + kv_head) * GROUP + g
-        numbers = tl.load(q + head * HEAD_DIM + d, mask=exists)
+        exists = head < HEADS
+        numbers = tl.load(q + (token * HEADS + head) * HEAD_DIM + d, mask=exists)
         for part in range(num_parts):
-            place = ((row + part * stride) * GROUP + g) * NUM_KV + kv_head
+            place = ((row + part * stride) * GROUP + head % GROUP) * NUM_KV + head // GROUP
             tl.store(part_q + place * HEAD_DIM + d, numbers, mask=exists)
 
 
@@ -98,31 +89,39 @@ def _merge_parts(  # type: ignore[no-untyped-def]
     table,
     part_out,
     part_log_sums,
+    HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
     NUM_KV: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ENTRY: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    token, kv_head = tl.program_id(0), tl.program_id(1)
+    token = tl.program_id(0)
     num_parts = tl.load(table + token * ENTRY + 2)
     if num_parts > 0:
         row = tl.load(table + token * ENTRY)
         stride = tl.load(table + token * ENTRY + 1)
-        g = tl.arange(0, GROUP_BLOCK)[:, None]  # (GROUP_BLOCK, 1)
+        head = tl.arange(0, HEADS_BLOCK)[:, None]  # (HEADS_BLOCK, 1)
         d = tl.arange(0, HEAD_DIM)[None, :]  # (1, HEAD_DIM)
-        exists = g < GROUP
-        head = (token * NUM_KV + kv_head) * GROUP + g
-        largest = tl.load(log_sums + head, mask=exists, other=0.0)  # (GROUP_BLOCK, 1)
-        merged = tl.load(out + head * HEAD_DIM + d, mask=exists, other=0.0).to(tl.float32)
-        total = tl.full((GROUP_BLOCK, 1), 1.0, tl.float32)
-        for part in range(num_parts):
-            place = ((row + part * stride) * GROUP + g) * NUM_KV + kv_head
-            log_sum = tl.load(part_log_sums + place, mask=exists, other=0.0)
-            numbers = tl.load(part_out + place * HEAD_DIM + d, mask=exists, other=0.0).to(tl.float32)
-            larger = tl.maximum(largest, log_sum)
-            kept, added = tl.exp2(largest - larger), tl.exp2(log_sum - larger)
-            merged = merged * kept + numbers * added
-            total = total * kept + added
-            largest = larger
-        tl.store(out + head * HEAD_DIM + d, (merged / total).to(out.dtype.element_ty), mask=exists)
+        exists = head < HEADS
+        own_sum = tl.load(log_sums + token * HEADS + head, mask=exists, other=0.0)  # (HEADS_BLOCK, 1)
+        place = (row * GROUP + head % GROUP) * NUM_KV + head // GROUP
+        step = stride * GROUP * NUM_KV
+        largest = own_sum
+        # Loops of fixed length, whose loads are all under way at once.
+        for part in tl.static_range(PARTS):
+            is_part = exists & (part < num_parts)
+            log_sum = tl.load(part_log_sums + place + part * step, mask=is_part, other=float("-inf"))
+            largest = tl.maximum(largest, log_sum)
+        total = tl.exp2(own_sum - largest)
+        own = (token * HEADS + head) * HEAD_DIM + d
+        merged = tl.load(out + own, mask=exists, other=0.0).to(tl.float32) * total
+        for part in tl.static_range(PARTS):
+            is_part = exists & (part < num_parts)
+            log_sum = tl.load(part_log_sums + place + part * step, mask=is_part, other=float("-inf"))
+            numbers = tl.load(part_out + (place + part * step) * HEAD_DIM + d, mask=is_part, other=0.0)
+            weight = tl.exp2(log_sum - largest)
+            merged += numbers.to(tl.float32) * weight
+            total += weight
+        tl.store(out + own, (merged / total).to(out.dtype.element_ty), mask=exists)

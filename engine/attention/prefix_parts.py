@@ -14,17 +14,17 @@ import numpy as np
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.token_sequence import TokenSequence
 
-# Of a forward pass: parts, and new tokens counted once for each of their parts.
-MAX_PARTS = 64
-MAX_ROWS = 2048
-# Largest forward pass that may have parts.
-MAX_TOKENS = MAX_ROWS // 2
-MAX_PARTS_PER_SEQUENCE = 16
-# Time per work item, and of copies and merge, in tokens that one work item attends to.
-ITEM_COST = 144
-CUT_COST = 960
+# Largest forward pass that may have parts. More new tokens occupy most multiprocessors anyway.
+MAX_TOKENS = 256
+# Of a forward pass: parts, and new tokens counted once for each of their parts. FlashInfer plans for longer with more.
+MAX_PARTS = 8
+MAX_ROWS = 1024
+# Time per work item, and of copies, merge and a layer's share of the plan, in tokens that one work item attends to:
+# 13.5 ns each on an H200.
+ITEM_COST = 500
+CUT_COST = 1350
 # Time with parts relative to time without, at most.
-MAX_SHARE = 0.9
+MAX_SHARE = 0.8
 # Per new token: the row in its sequence's first part, rows from part to part, number of parts.
 ENTRY_SIZE = 3
 
@@ -54,19 +54,16 @@ class CutRule:
             num_new: new tokens of the sequence.
             num_tokens: of the forward pass, with padding.
         """
-        most = min(MAX_PARTS_PER_SEQUENCE, MAX_PARTS * num_new // num_tokens, MAX_ROWS // num_tokens)
+        num_waves = self._num_waves(-(-num_new // self.tile_rows) * self.num_q_heads)
+        longest = MAX_SHARE * num_waves * (prefix_len + num_new) - CUT_COST - num_waves * num_new
         # Parts have a row for each query head of a key head: their queries need no order.
         num_tiles = -(-num_new * (self.num_q_heads // self.num_kv_heads) // self.tile_rows)
-        costs = {
-            parts: self._num_waves(num_tiles * self.num_kv_heads * parts) * (-(-prefix_len // parts) + ITEM_COST)
-            for parts in range(2, most + 1)
-        }
-        if not costs:
-            return 0
-        num_waves = self._num_waves(-(-num_new // self.tile_rows) * self.num_q_heads)
-        best = min(costs, key=lambda parts: costs[parts])
-        cut = costs[best] + CUT_COST + num_waves * num_new
-        return best if cut <= MAX_SHARE * num_waves * (prefix_len + num_new) else 0
+        best = 0
+        for parts in range(2, min(MAX_PARTS * num_new // num_tokens, MAX_ROWS // num_tokens) + 1):
+            num_waves = self._num_waves(num_tiles * self.num_kv_heads * parts)
+            if (cost := num_waves * (-(-prefix_len // parts) + ITEM_COST)) < longest:
+                best, longest = parts, cost
+        return best
 
     def _num_waves(self, num_items: int) -> int:
         return -(-num_items // self.num_sms)
@@ -79,7 +76,7 @@ class PrefixParts(NamedTuple):
         rows: first row of each part, then their number.
         pages: page ids of all parts, all full.
         first_pages: index of each part's first page, then their number.
-        table: (num_tokens * ENTRY_SIZE,) int32; 0 for tokens without parts and padding.
+        table: (MAX_TOKENS * ENTRY_SIZE,) int32; 0 for tokens without parts, and behind the last token.
     """
 
     num_cut_pages: list[int]
@@ -96,12 +93,12 @@ class PrefixParts(NamedTuple):
 def cut_prefixes(
     rule: CutRule, layout: KvHeadLayout, sequences: Sequence[TokenSequence], num_tokens: int
 ) -> PrefixParts:
-    """Cuts between pages. Args: num_tokens: of the forward pass, with padding."""
+    """Cuts between pages. Args: num_tokens: of the forward pass, with padding, at most MAX_TOKENS."""
     num_cut_pages: list[int] = []
     rows = [0]
     pages = array("i")
     first_pages = [0]
-    table = np.zeros((num_tokens, ENTRY_SIZE), np.int32)
+    table = np.zeros((MAX_TOKENS, ENTRY_SIZE), np.int32)
     token = 0
     for s in sequences:
         num_pages = s.cached_len // layout.page_size
