@@ -130,6 +130,8 @@ class GraphedPrefill(_GraphedPrompts):
             pinned([*last_page_lens, *[0] * num_empty]),
             *self._paged.sizes,
             causal=True,
+            # FlashInfer would find it sequence by sequence, slowly.
+            max_token_per_sequence=self._num_tokens,
             **self._paged.dtypes,
         )
 

@@ -116,6 +116,6 @@ class PartAttention:
             causal=False,
             q_data_type=self._q.dtype,
             kv_data_type=self._q.dtype,
-            # Otherwise found part by part, slowly.
+            # FlashInfer would find it part by part, slowly.
             max_token_per_sequence=MAX_ROWS * self._group,
         )

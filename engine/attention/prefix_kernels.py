@@ -39,7 +39,7 @@ def merge_parts(
     """
     num_tokens, num_q_heads, head_dim = out.shape
     constants = _constants(num_q_heads, num_kv_heads, head_dim)
-    _merge_parts[(num_tokens,)](out, log_sums, table, part_out, part_log_sums, **constants, PARTS=MAX_PARTS)
+    _merge_parts[(num_tokens,)](out, log_sums, table, part_out, part_log_sums, **constants)
 
 
 def _constants(num_q_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, int]:
@@ -52,6 +52,7 @@ def _constants(num_q_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, 
         "GROUP": num_q_heads // num_kv_heads,
         "HEAD_DIM": head_dim,
         "ENTRY": ENTRY_SIZE,
+        "PARTS": MAX_PARTS,
         "num_warps": min(8, max(1, heads_block * head_dim // 1024)),
     }
 
@@ -67,6 +68,7 @@ def _copy_queries(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ENTRY: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     token = tl.program_id(0)
     num_parts = tl.load(table + token * ENTRY + 2)
@@ -77,9 +79,9 @@ def _copy_queries(  # type: ignore[no-untyped-def]
         d = tl.arange(0, HEAD_DIM)[None, :]  # (1, HEAD_DIM)
         exists = head < HEADS
         numbers = tl.load(q + (token * HEADS + head) * HEAD_DIM + d, mask=exists)
-        for part in range(num_parts):
+        for part in tl.static_range(PARTS):
             place = ((row + part * stride) * GROUP + head % GROUP) * NUM_KV + head // GROUP
-            tl.store(part_q + place * HEAD_DIM + d, numbers, mask=exists)
+            tl.store(part_q + place * HEAD_DIM + d, numbers, mask=exists & (part < num_parts))
 
 
 @triton.jit
@@ -102,12 +104,12 @@ def _merge_parts(  # type: ignore[no-untyped-def]
     if num_parts > 0:
         row = tl.load(table + token * ENTRY)
         stride = tl.load(table + token * ENTRY + 1)
-        head = tl.arange(0, HEADS_BLOCK)[:, None]  # (HEADS_BLOCK, 1)
+        head = tl.arange(0, HEADS_BLOCK)  # (HEADS_BLOCK,)
         d = tl.arange(0, HEAD_DIM)[None, :]  # (1, HEAD_DIM)
         exists = head < HEADS
-        own_sum = tl.load(log_sums + token * HEADS + head, mask=exists, other=0.0)  # (HEADS_BLOCK, 1)
         place = (row * GROUP + head % GROUP) * NUM_KV + head // GROUP
         step = stride * GROUP * NUM_KV
+        own_sum = tl.load(log_sums + token * HEADS + head, mask=exists, other=0.0)
         largest = own_sum
         # Loops of fixed length, whose loads are all under way at once.
         for part in tl.static_range(PARTS):
@@ -115,13 +117,14 @@ def _merge_parts(  # type: ignore[no-untyped-def]
             log_sum = tl.load(part_log_sums + place + part * step, mask=is_part, other=float("-inf"))
             largest = tl.maximum(largest, log_sum)
         total = tl.exp2(own_sum - largest)
-        own = (token * HEADS + head) * HEAD_DIM + d
-        merged = tl.load(out + own, mask=exists, other=0.0).to(tl.float32) * total
+        own = (token * HEADS + head)[:, None] * HEAD_DIM + d
+        merged = tl.load(out + own, mask=exists[:, None], other=0.0).to(tl.float32) * total[:, None]
         for part in tl.static_range(PARTS):
             is_part = exists & (part < num_parts)
             log_sum = tl.load(part_log_sums + place + part * step, mask=is_part, other=float("-inf"))
-            numbers = tl.load(part_out + (place + part * step) * HEAD_DIM + d, mask=is_part, other=0.0)
             weight = tl.exp2(log_sum - largest)
-            merged += numbers.to(tl.float32) * weight
+            of_part = (place + part * step)[:, None] * HEAD_DIM + d
+            numbers = tl.load(part_out + of_part, mask=is_part[:, None], other=0.0)
+            merged += numbers.to(tl.float32) * weight[:, None]
             total += weight
-        tl.store(out + own, (merged / total).to(out.dtype.element_ty), mask=exists)
+        tl.store(out + own, (merged / total[:, None]).to(out.dtype.element_ty), mask=exists[:, None])

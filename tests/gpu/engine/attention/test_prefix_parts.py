@@ -1,15 +1,15 @@
 """Pieces behind prefixes of up to 32,000 tokens, whose prefixes are cut into parts, against plain softmax attention."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from tandem.engine.attention.base import HeadAttention
+from tandem.engine.attention.base import GraphedHeadAttention
 from tandem.engine.attention.flashinfer import FlashInferAttention
 from tandem.engine.attention.layout import KvHeadLayout
-from tandem.engine.attention.prefix_parts import CutRule, cut_prefixes
+from tandem.engine.attention.prefix_parts import MAX_TOKENS, CutRule, cut_prefixes
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -20,7 +20,7 @@ MAX_LEN = 32_768
 HEADS = (32, 8, 128)
 DEVICE = torch.device("cuda", 0)
 # (new tokens, prefix) of each piece of a batch.
-Shapes = Sequence[tuple[int, int]]
+Shapes = tuple[tuple[int, int], ...]
 
 
 class Pieces:
@@ -37,32 +37,29 @@ class Pieces:
         generator = torch.Generator().manual_seed(0)
         pages = torch.randperm(sum(numbers), generator=generator).tolist()
         self.sequences = []
-        news = []
-        for number, ((num_new, prefix_len), num_pages) in enumerate(zip(shapes, numbers, strict=True)):
+        self.news = []
+        for (num_new, prefix_len), num_pages in zip(shapes, numbers, strict=True):
             page_ids, pages = pages[:num_pages], pages[num_pages:]
             sequence = TokenSequence([0] * (num_new + prefix_len), num_new + prefix_len, page_ids, prefix_len)
             sequence.extend(num_new)
             self.sequences.append(sequence)
-            # A piece's numbers depend on its place and shape alone.
-            of_piece = torch.Generator(DEVICE).manual_seed(number)
+            of_piece = torch.Generator(DEVICE).manual_seed(len(self.news))
             prefix = torch.randn(2, prefix_len, num_kv_heads, head_dim, generator=of_piece, device=DEVICE)
-            news.append(
-                torch.randn(
-                    num_new, self.num_q_heads + 2 * num_kv_heads, head_dim, generator=of_piece, device=DEVICE
-                ).bfloat16()
-            )
+            num_heads = self.num_q_heads + 2 * num_kv_heads
+            new = torch.randn(num_new, num_heads, head_dim, generator=of_piece, device=DEVICE)
+            self.news.append(new.bfloat16())
             places, offsets = self._slots(sequence, prefix_len)
             self.kv[places, :, offsets] = prefix.transpose(0, 1).bfloat16()
-        self.qkv = torch.cat(news)
         self.tables = RotaryEmbedding(head_dim, 1e4, None, MAX_LEN + 1024, DEVICE)
         self.tables.cos.fill_(1.0)
         self.tables.sin.fill_(0.0)
 
-    def num_parts(self, num_tokens: int) -> int:
+    def num_parts(self, chosen: Sequence[int]) -> int:
         tile_rows = 192 if self.layout.head_dim == 64 else 128
         num_sms = torch.cuda.get_device_properties(DEVICE).multi_processor_count
         rule = CutRule(self.num_q_heads, self.layout.num_kv_heads, tile_rows, num_sms)
-        return cut_prefixes(rule, self.layout, self.sequences, num_tokens).num_parts
+        sequences = [self.sequences[number] for number in chosen]
+        return cut_prefixes(rule, self.layout, sequences, sum(s.extend_len for s in sequences)).num_parts
 
     def backend(self) -> FlashInferAttention:
         backend = FlashInferAttention(self.pool, self.num_q_heads)
@@ -70,28 +67,26 @@ class Pieces:
             pytest.skip("this GPU has no kernels for Hopper")
         return backend
 
-    def run(self, attention: HeadAttention, size: int) -> torch.Tensor:
-        """Args: size: tokens, of which the last are padding."""
-        num_padding = size - len(self.qkv)
-        qkv = torch.cat((self.qkv, self.qkv.new_zeros(num_padding, *self.qkv.shape[1:])))
-        return attention.attend(qkv, self.rotation(size), None, 0)
+    def qkv(self, chosen: Sequence[int]) -> torch.Tensor:
+        return torch.cat([self.news[number] for number in chosen])
 
-    def rotation(self, size: int) -> Rotation:
-        positions = [p for s in self.sequences for p in range(s.cached_len, s.device_len)]
-        padded = torch.tensor(positions + [0] * (size - len(positions)), device=DEVICE)
-        return Rotation(self.tables, padded, self.qkv.dtype)
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        return Rotation(self.tables, positions, self.news[0].dtype)
 
-    def launched(self, backend: FlashInferAttention) -> torch.Tensor:
-        backend.plan(Batch("prefill", self.sequences))
-        return self.run(backend, len(self.qkv))
+    def launched(self, backend: FlashInferAttention, chosen: Sequence[int]) -> torch.Tensor:
+        sequences = [self.sequences[number] for number in chosen]
+        backend.plan(Batch("prefill", sequences))
+        positions = torch.cat([torch.arange(s.cached_len, s.device_len, device=DEVICE) for s in sequences])
+        return backend.attend(self.qkv(chosen), self.rotation(positions), None, 0)
 
-    def check(self, out: torch.Tensor) -> None:
+    def check(self, out: torch.Tensor, chosen: Sequence[int]) -> None:
         start = 0
-        for sequence in self.sequences:
-            end = start + sequence.extend_len
-            expected = self._expected(sequence, self.qkv[start:end, : self.num_q_heads])
+        for number in chosen:
+            sequence, new = self.sequences[number], self.news[number]
+            end = start + len(new)
+            expected = self._expected(sequence, new[:, : self.num_q_heads])
             error = (out[start:end].float() - expected).norm() / expected.norm()
-            assert error <= MAX_ERROR, f"piece of {sequence.extend_len} behind {sequence.cached_len}: error {error:.4f}"
+            assert error <= MAX_ERROR, f"piece of {len(new)} behind {sequence.cached_len}: error {error:.4f}"
             start = end
 
     def _slots(self, sequence: TokenSequence, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,91 +106,88 @@ class Pieces:
         return torch.stack(heads, 1).flatten(1)
 
 
-def graph_of(run: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    return graph, out
+class Graph:
+    """One layer's attention in a CUDA graph, of pieces with padding."""
+
+    def __init__(self, pieces: Pieces, graphed: GraphedHeadAttention) -> None:
+        self._pieces = pieces
+        self._graphed = graphed
+        graphed.plan(())
+        new = pieces.news[0]
+        self._qkv = torch.zeros(len(graphed.positions), *new.shape[1:], dtype=new.dtype, device=DEVICE)
+        self._run()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._out = self._run()
+
+    def replay(self, chosen: Sequence[int]) -> torch.Tensor:
+        self._graphed.plan([self._pieces.sequences[number] for number in chosen])
+        new = self._pieces.qkv(chosen)
+        self._qkv.zero_()
+        self._qkv[: len(new)] = new
+        for _ in range(2):
+            self._out.fill_(math.nan)
+            self._graph.replay()
+        assert self._out.isfinite().all()
+        return self._out[: len(new)].clone()
+
+    def _run(self) -> torch.Tensor:
+        return self._graphed.attend(self._qkv.clone(), self._pieces.rotation(self._graphed.positions), None, 0)
 
 
 SEVERAL: Shapes = ((96, 16_000), (32, 0), (20, 5), (7, 31_001), (64, 5000))
 
 
-# Each pair compiles kernels for seconds, so they are not crossed.
-@pytest.mark.parametrize(
-    ("page_size", "heads"),
-    [(1, HEADS), (16, HEADS), (64, HEADS), (16, (9, 3, 64)), (1, (4, 4, 128)), (16, (8, 1, 256))],
-)
-@pytest.mark.parametrize("shapes", [((32, 32_000),), ((200, 9001),), SEVERAL])
-def test_pieces_behind_long_prefixes(page_size: int, heads: tuple[int, int, int], shapes: Shapes) -> None:
-    pieces = Pieces(shapes, page_size, heads)
+# Each kind of heads compiles kernels for seconds.
+@pytest.mark.parametrize(("page_size", "heads"), [(1, HEADS), (16, (9, 3, 64)), (64, (8, 1, 256))])
+def test_pieces_behind_long_prefixes(page_size: int, heads: tuple[int, int, int]) -> None:
+    pieces = Pieces(((32, 32_000), (200, 9001), *SEVERAL), page_size, heads)
     backend = pieces.backend()
-    assert pieces.num_parts(len(pieces.qkv)) > 1
-    pieces.check(pieces.launched(backend))
+    for chosen in ([0], [1], range(2, 2 + len(SEVERAL))):
+        assert pieces.num_parts(chosen) > 1
+        pieces.check(pieces.launched(backend, chosen), chosen)
 
 
-@pytest.mark.parametrize("num_new", [1, 64, 128, 256, 480])
-@pytest.mark.parametrize("prefix_len", [0, 15, 1024, 2048, 4100])
-def test_pieces_around_the_shortest_cut_prefix(num_new: int, prefix_len: int) -> None:
-    pieces = Pieces([(num_new, prefix_len)])
-    pieces.check(pieces.launched(pieces.backend()))
-
-
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-def test_a_graph_reads_long_and_short_prefixes(page_size: int) -> None:
-    """Plans of one graph follow each other: with parts, without, with more, and all padding."""
-    size = 128
-    batches: list[Shapes] = [
-        ((128, 20_000),),
-        ((128, 0),),
-        ((100, 300), (9, 0)),
-        ((40, 9000), (60, 16_000)),
-        ((5, 70),),
-    ]
-    pieces = Pieces([shape for shapes in batches for shape in shapes], page_size)
+def test_pieces_around_the_shortest_cut_prefix() -> None:
+    shapes = tuple((num_new, prefix_len) for num_new in (1, 64, 128, 256, 272) for prefix_len in (0, 15, 2048, 8000))
+    pieces = Pieces(shapes)
     backend = pieces.backend()
-    graphed = backend.for_prefill_graphs([size, 512], 4, MAX_LEN // page_size)[size]
-    graphed.plan(())
-    qkv = torch.zeros(size, *pieces.qkv.shape[1:], dtype=pieces.qkv.dtype, device=DEVICE)
-    rotation = Rotation(pieces.tables, graphed.positions, qkv.dtype)
-    graph, out = graph_of(lambda: graphed.attend(qkv.clone(), rotation, None, 0))
-    start = first = 0
-    for shapes in batches:
-        chosen = pieces.sequences[first : first + len(shapes)]
-        first += len(shapes)
-        new = pieces.qkv[start : start + sum(num_new for num_new, _ in shapes)]
-        start += len(new)
-        graphed.plan(chosen)
-        qkv.zero_()
-        qkv[: len(new)] = new
-        for _ in range(3):
-            out.fill_(math.nan)
-            graph.replay()
-        assert out.isfinite().all()
-        whole, sequences = pieces.qkv, pieces.sequences
-        pieces.qkv, pieces.sequences = new, chosen
-        pieces.check(out[: len(new)])
-        # A batch of new prompts has another kernel.
-        if len(new) == size and any(s.cached_len for s in chosen):
-            assert out.equal(pieces.launched(backend)), "a graph has other bits than a single launch"
-        pieces.qkv, pieces.sequences = whole, sequences
+    for number in range(len(shapes)):
+        pieces.check(pieces.launched(backend, [number]), [number])
 
 
-def test_runs_have_equal_bits() -> None:
-    pieces = Pieces([(64, 30_000), (64, 7000)])
+def test_graphs_read_long_and_short_prefixes_in_turns() -> None:
+    """Graphs of two sizes share one plan: with parts, without, with more, and again."""
+    shapes = ((128, 20_000), (256, 8000), (128, 100), (100, 300), (9, 0), (40, 9000), (60, 16_000), (5, 70))
+    pieces = Pieces(shapes)
     backend = pieces.backend()
-    assert pieces.num_parts(128) > 2
-    expected = pieces.launched(backend)
-    for _ in range(20):
-        assert pieces.launched(backend).equal(expected)
+    sizes = (128, MAX_TOKENS)
+    attention = backend.for_prefill_graphs(sizes, 4, MAX_LEN // pieces.layout.page_size)
+    graphs = {size: Graph(pieces, attention[size]) for size in sizes}
+    for size, chosen in (
+        (128, [0]),
+        (256, [2, 3, 4]),
+        (256, [1]),
+        (128, [2]),
+        (128, [5, 6]),
+        (256, [5, 6, 0]),
+        (128, [7]),
+        (128, [0]),
+        (256, [1]),
+    ):
+        out = graphs[size].replay(chosen)
+        pieces.check(out, chosen)
+        # Padding may change the cut.
+        if len(out) == size:
+            assert out.equal(pieces.launched(backend, chosen)), "a graph has other bits than a single launch"
 
 
-def test_neighbours_change_no_bit() -> None:
-    alone, *others = (
-        Pieces([(64, 16_000), neighbour]) for neighbour in ((64, 0), (64, 30_000), (64, 2100), (64, 16_000))
-    )
-    expected = alone.launched(alone.backend())[:64]
-    for pieces in others:
-        assert pieces.launched(pieces.backend())[:64].equal(expected)
+def test_neither_runs_nor_neighbours_change_a_bit() -> None:
+    pieces = Pieces(((64, 16_000), (64, 0), (64, 30_000), (64, 2100), (64, 16_000)))
+    backend = pieces.backend()
+    assert pieces.num_parts([0, 1]) > 1
+    expected = pieces.launched(backend, [0, 1])[:64]
+    for neighbour in (1, 2, 3, 4, 2, 1):
+        for _ in range(4):
+            assert pieces.launched(backend, [0, neighbour])[:64].equal(expected)

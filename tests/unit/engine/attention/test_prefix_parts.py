@@ -39,13 +39,15 @@ def piece(num_new: int, prefix_len: int, page_size: int = 16, first_page: int = 
         (128, 0, False),
         (1000, 0, False),
         (128, 500, False),
-        (32, 16_000, True),
+        # The host's time for the plan would exceed the device's gain.
+        (64, 2048, False),
+        (128, 3000, False),
+        (32, 4096, True),
         (128, 4096, True),
-        (256, 16_000, True),
-        (384, 32_000, True),
+        (256, 4096, False),
+        (256, 8192, True),
         # Four tiles of 32 heads fill 132 multiprocessors.
         (480, 16_000, False),
-        (MAX_TOKENS + 16, 32_000, False),
     ],
 )
 def test_prefixes_are_cut_where_multiprocessors_would_idle(num_new: int, prefix_len: int, is_cut: bool) -> None:
@@ -53,7 +55,7 @@ def test_prefixes_are_cut_where_multiprocessors_would_idle(num_new: int, prefix_
 
 
 def test_longer_prefixes_stay_cut() -> None:
-    for num_new in (16, 64, 128, 256, 384, 640):
+    for num_new in (16, 64, 128, 192, 256):
         cuts = [RULE.num_parts(num_new, prefix_len, num_new) > 1 for prefix_len in range(0, 32_000, 500)]
         assert cuts == sorted(cuts)
 
@@ -61,7 +63,7 @@ def test_longer_prefixes_stay_cut() -> None:
 def test_parts_of_a_short_piece_fill_the_multiprocessors() -> None:
     # 128 tokens are four tiles of eight key heads.
     assert RULE.num_parts(128, 16_000, 128) == 4
-    assert RULE.num_parts(32, 16_000, 32) == 16
+    assert RULE.num_parts(32, 16_000, 32) == MAX_PARTS
 
 
 def batch(seed: int) -> tuple[list[TokenSequence], int, int]:
@@ -70,7 +72,7 @@ def batch(seed: int) -> tuple[list[TokenSequence], int, int]:
     page_size = numbers.choice([1, 16, 64])
     sequences = []
     num_pages = 0
-    for _ in range(numbers.randint(1, 16)):
+    while not sequences or (sum(s.extend_len for s in sequences) < 150 and numbers.random() < 0.9):
         prefix_len = numbers.choice([0, 5, numbers.randint(0, 3000), numbers.randint(8000, 32_000)])
         sequences.append(piece(numbers.choice([1, 7, 20, 64, 96]), prefix_len, page_size, num_pages))
         num_pages += len(sequences[-1].page_ids)
@@ -89,7 +91,7 @@ def test_parts_cover_the_cut_pages_once_within_their_bounds(seed: int) -> None:
     assert parts.first_pages == sorted(set(parts.first_pages)), "a part has no pages"
     assert parts.first_pages[-1] == len(parts.pages)
     # Every row belongs to one token.
-    entries = parts.table.reshape(num_tokens, ENTRY_SIZE)
+    entries = parts.table.reshape(MAX_TOKENS, ENTRY_SIZE)
     rows = [first + stride * n for first, stride, number in entries.tolist() for n in range(number)]
     assert sorted(rows) == list(range(parts.rows[-1]))
 
@@ -132,7 +134,7 @@ def merged_attention(
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize(("num_new", "prefix_len"), [(20, 2500), (33, 4001)])
+@pytest.mark.parametrize(("num_new", "prefix_len"), [(20, 3500), (33, 4001)])
 def test_merged_parts_are_plain_attention(page_size: int, num_new: int, prefix_len: int) -> None:
     sequence = piece(num_new, prefix_len, page_size)
     pages = list(sequence.page_ids)
