@@ -39,6 +39,7 @@ class DraftPolicy:
         itl_objective_s: float,
         costs: DraftCosts | None = None,
         price: OverlapPrice | None = None,
+        start: float = START,
     ) -> None:
         """
         Args:
@@ -46,9 +47,11 @@ class DraftPolicy:
             price: None if steps do not overlap anyway.
             itl_objective_s: expected time of a step with drafts at most; 0 for no limit. A step that misses it without
                 drafts has no limit.
+            start: acceptance before the first observation.
         """
         self._timer = timer
         self._objective_s = itl_objective_s
+        self._start = start
         self._usual: dict[str, float] = {}
         self._renewal = RENEWAL_START
         self._costs = costs
@@ -58,7 +61,7 @@ class DraftPolicy:
 
     def usual_acceptance(self, source: str) -> float:
         """Returns the mean of all requests, which a new one is expected to have."""
-        return self._usual.get(source, START)
+        return self._usual.get(source, self._start)
 
     def observe(
         self,

@@ -10,6 +10,8 @@ from tandem.decode_worker.overlap_price import StepTime
 from tandem.engine.base import EngineBase
 from tandem.engine.kvcache.cache_manager import CacheManager
 
+# Acceptance before the first observation. Too low, drafts that gain would hardly be observed.
+START = 0.8
 # Weight of an observation in a request's acceptance. Only computed drafts are observed, so a mean that is low by chance
 # ends them, and few probes correct it.
 WEIGHT, PROBE_WEIGHT = 1 / 32, 1 / 8

@@ -14,6 +14,7 @@ from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
+from tandem.decode_worker.model_drafting import START as MODEL_START
 from tandem.decode_worker.model_drafting import ModelDrafting
 from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.decode_worker.pacing import StepPace
@@ -137,10 +138,11 @@ class DecodeScheduler(ForwardScheduler):
         objective_s = self._config.itl_objective_s
         if has_policy:
             price = OverlapPrice(self._pace) if self._overlaps else None
-            policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price)
             if speculation.is_by_model:
+                policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price, MODEL_START)
                 depth = DraftDepth(self._timer, objective_s, engine.draft_costs, price)
                 return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
+            policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price)
         return Drafting(source, engine, self._cache, policy, self._shared_outputs, self._clock)
 
     @property

@@ -19,6 +19,7 @@ GAINS = {(1, 0.8): 2.5, (8, 0.8): 2.2, (32, 0.8): 1.5, (1, 1.0): 5.0, (32, 1.0):
 # Drafts by a model. Probes of acceptance, which do not overlap, may cost more than right drafts of a large batch gain.
 MODEL, LEAST_MODEL_RATE = "mtp", 0.97
 MODEL_GAINS = {(1, 0.8): 1.8, (8, 0.8): 1.7, (32, 0.8): 1.5, (1, 1.0): 3.0, (8, 1.0): 2.6, (32, 1.0): 2.1}
+SLOW_HOST = Times(launch_s=1.6e-3, drafting_s=1.5e-3)
 NUM_STREAMS = 64
 # Of prompts, per second.
 RATE, ARRIVALS_S = 4.0, 4.0
@@ -71,6 +72,17 @@ def test_few_wrong_drafts_by_a_model_do_not_end_those_that_gain(seed: int) -> No
         worker.forget()
         worker.run(5 * MEASURED_S)
         assert worker.num_tokens / (5 * MEASURED_S) > least * off(1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_slow_host_does_not_end_drafts_by_a_model_that_gain(batch_size: int, seed: int) -> None:
+    """Its first drafts would not gain with half of them wrong."""
+    worker = TimedWorker(batch_size, MODEL, 0.75, SLOW_HOST, mixes=True, seed=seed)
+    worker.run(WARMUP_S)
+    worker.forget()
+    worker.run(MEASURED_S)
+    assert worker.num_tokens / MEASURED_S > 1.1 * off(batch_size)
 
 
 def test_steps_without_room_for_drafts_by_a_model_overlap() -> None:
