@@ -139,6 +139,9 @@ class GraphedPrefill(_GraphedPrompts):
         """Plans the parts. Returns the leading pages of each sequence that are in parts."""
         if self._parts is None:
             return None
+        if not sequences:
+            self._parts.reserve()
+            return []
         parts = cut_prefixes(self._parts.rule, self._paged.layout, sequences, self._num_tokens)
         self._parts.plan(parts)
         return parts.num_cut_pages

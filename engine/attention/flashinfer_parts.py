@@ -58,14 +58,20 @@ class PartAttention:
                 paged_kv_last_page_len_buf=numbers[2],
             )
         )
-        # FlashInfer takes the first plan's rows as the most.
-        self._plan([0, MAX_ROWS], [0, 0])
+        self._num_rows = 0
         self._is_empty = False
+        # FlashInfer takes the first plan's rows as the most.
+        self.reserve()
         # Compile now: the first long prefix must not wait.
         q = self._q.new_zeros(1, num_q_heads, head_dim)
         log_sums = self._log_sums.new_zeros(q.shape[:2])
         copy_queries(q, self._table, self._q, num_kv_heads)
         merge_parts(q, log_sums, self._table, self._out, self._log_sums, num_kv_heads)
+
+    def reserve(self) -> None:
+        """Plans for the capture of a graph, whose kernel gets all rows."""
+        self._is_empty = False
+        self._plan([0, MAX_ROWS], [0, 0])
 
     def plan(self, parts: PrefixParts) -> None:
         # Most prefixes are whole, and a plan takes time.
@@ -95,7 +101,9 @@ class PartAttention:
         self._beside.wait_stream(current)
         with torch.cuda.stream(self._beside):
             copy_queries(q, self._table, self._q, num_kv_heads)
-            self._wrapper.run_with_log_sums(self._q, kv, self._out, self._log_sums)
+            # In a graph these are all rows, of which a plan takes some.
+            rows = slice(self._num_rows)
+            self._wrapper.run_with_log_sums(self._q[rows], kv, self._out[rows], self._log_sums[rows])
         whole.run_with_log_sums(q, kv, heads, log_sums)
         current.wait_stream(self._beside)
         merge_parts(heads, log_sums, self._table, self._out, self._log_sums, num_kv_heads)
@@ -105,6 +113,7 @@ class PartAttention:
         """Plans parts whose page ids are uploaded."""
         num_empty = MAX_PARTS + 1 - len(rows)
         page_size = self._sizes[3]
+        self._num_rows = rows[-1] * self._group
         page_lens = [page_size if end > first else 0 for first, end in pairwise(first_pages)]
         self._wrapper.plan(
             pinned([row * self._group for row in (*rows, *[rows[-1]] * num_empty)]),
