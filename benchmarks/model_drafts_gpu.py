@@ -43,7 +43,11 @@ EAGLE_VOCAB_SIZE = 32_000
 NUM_WARMUPS, NUM_TRIALS = 5, 31
 # For the speed of the memory.
 READ_BYTES = 2**30
-GREEDY, SAMPLED = SamplingParams(4096), SamplingParams(4096, temperature=1.0, seed=1)
+SAMPLINGS = {
+    "greedy": SamplingParams(4096),
+    "sampled": SamplingParams(4096, temperature=1.0, seed=1),
+    "filtered": SamplingParams(4096, temperature=1.0, top_k=50, top_p=0.95, seed=1),
+}
 
 
 def median_s(act: Callable[[], object]) -> float:
@@ -135,7 +139,7 @@ def rows(engine: Engine, least_s: float) -> Iterator[dict[str, Any]]:
         maker.make(sequences, [num_drafts] * len(sequences))
 
     for batch_size in BATCH_SIZES:
-        for name, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        for name, sampling in SAMPLINGS.items():
             sequences = sequences_of(engine, batch_size, sampling)
             plain_s = median_s(lambda: step(engine, sequences, 0))  # noqa: B023
             row = {"batch": batch_size, "tokens": name, "step": f"{plain_s * 1e3:.2f} ms"}

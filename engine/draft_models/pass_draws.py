@@ -27,6 +27,7 @@ class PassDraws:
     Attributes:
         token_ids: (max_rows,) int64, the newest of each row.
         drawn: (MAX_PASSES, max_rows) int64, by pass.
+        has_filters: whether top-k or top-p of a row may drop tokens.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -40,6 +41,7 @@ class PassDraws:
         arrays = numbers[: (_NUM_ARRAYS + MAX_PASSES) * max_rows].view(-1, max_rows)
         self._ints, self._floats = arrays, arrays.view(torch.float64)
         self.token_ids = self._ints[_TOKEN_IDS]
+        self.has_filters = False
         self.drawn = torch.zeros(MAX_PASSES, max_rows, dtype=torch.int64, device=device)
 
     def begin(self, token_ids: Sequence[int], rows: Sequence[SampledRow]) -> None:
@@ -48,6 +50,7 @@ class PassDraws:
         staged = self._staged()
         staged[_TOKEN_IDS, : len(token_ids)] = token_ids
         floats = staged.view(np.float64)
+        self.has_filters = any(row.sampling.top_k or row.sampling.top_p < 1 for row in rows)
         drawing = [place for place, row in enumerate(rows) if not row.sampling.is_greedy]
         if drawing:
             params = [rows[place].sampling for place in drawing]
@@ -59,11 +62,12 @@ class PassDraws:
             floats[_NUM_ARRAYS:, drawing] = uniforms([p.seed for p in params], positions)
         Packed(staged.ravel()).copy_to(self._memory)
 
-    def draw(self, logits: torch.Tensor) -> None:
+    def draw(self, logits: torch.Tensor, has_filters: bool) -> None:
         """Draws the next token of the first rows into token_ids and the pass's row of `drawn`, and counts the pass.
 
         Args:
             logits: (num_rows, vocab_size) bfloat16.
+            has_filters: whether `begin` may have staged filters.
         """
         num_rows, floats = len(logits), self._floats[:, : len(logits)]
         number = self._ints[_PASS, :1]
@@ -77,6 +81,7 @@ class PassDraws:
             number,
             self.token_ids[:num_rows],
             self.drawn,
+            has_filters,
         )
         number.add_(1)
 

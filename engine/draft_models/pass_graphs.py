@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,8 +21,20 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, MAX_ROWS // 2)
 
 
 class _Graph(NamedTuple):
-    graph: torch.cuda.CUDAGraph
+    """A pass of some number of sequences.
+
+    Attributes:
+        layers: up to the logits and the next states.
+        draws: of tokens, without and with filters. Filters take more kernels, which other passes would have to leave.
+    """
+
+    layers: torch.cuda.CUDAGraph
+    draws: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]
     attention: GraphedAttention
+
+    def replay(self, has_filters: bool) -> None:
+        self.layers.replay()
+        self.draws[has_filters].replay()
 
 
 def pass_graph_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -78,9 +91,9 @@ class PassGraphs(Passes):
     def run(self, sequences: Sequence[TokenSequence]) -> PassOutput:
         num_rows, number = len(sequences), self._num_passes
         assert number < MAX_PASSES
-        graph, attention = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
-        attention.plan(sequences)
-        graph.replay()
+        graph = self._graphs[self._sizes[bisect_left(self._sizes, num_rows)]]
+        graph.attention.plan(sequences)
+        graph.replay(self._draws.has_filters)
         self._num_passes += 1
         return PassOutput(self._logits[:num_rows], self._draws.drawn[number, :num_rows] if self._draws_whole else None)
 
@@ -91,10 +104,10 @@ class PassGraphs(Passes):
         """Measures the device's time of each size, of different tokens without a context."""
         times_s = {}
         for size in self._sizes:
-            graph, attention = self._graphs[size]
-            attention.plan(())
+            graph = self._graphs[size]
+            graph.attention.plan(())
             self._begin(range(size), ())
-            times_s[size] = shortest_s(graph.replay)
+            times_s[size] = shortest_s(partial(graph.replay, False))
         return times_s
 
     def _begin(self, token_ids: Sequence[int], rows: Sequence[SampledRow]) -> None:
@@ -104,14 +117,24 @@ class PassGraphs(Passes):
     def _capture(self, capture: GraphCapture, attention: GraphedAttention, size: int) -> _Graph:
         drafter, token_ids = self._drafter, self._draws.token_ids[:size]
         states = None if self._states is None else self._states[:size]
-        # All rows are padding. Passes are counted, trial ones too.
+        logits = self._logits[:size]
+        # All rows are padding.
         attention.plan(())
         self._begin((), ())
 
         def run() -> None:
             hidden = drafter.run(token_ids, attention.positions, states, attention)
-            self._draws.draw(drafter.logits(hidden, self._logits[:size]))
+            drafter.logits(hidden, logits)
             if states is not None:
                 states.copy_(drafter.next_states(hidden))
 
-        return _Graph(capture.capture(run, run), attention)
+        def draw(has_filters: bool) -> None:
+            self._draws.draw(logits, has_filters)
+
+        layers = capture.capture(run, run)
+        draws = []
+        for has_filters in (False, True):
+            # Passes are counted, trial ones too.
+            self._begin((), ())
+            draws.append(capture.capture(partial(draw, has_filters), partial(draw, has_filters)))
+        return _Graph(layers, (draws[0], draws[1]), attention)

@@ -102,8 +102,8 @@ def test_chunks_nearly_fill_the_objective() -> None:
     for _ in range(40):
         device.step(32, 64_000, 0)
     size, seconds = device.step(32, 64_000, 0)
-    # 0.9 * 25 ms - (4 + 0.96 + 2.56 + 3) ms, at slightly over 20 us a token.
-    assert size == pytest.approx(590, abs=45)
+    # 0.95 * 25 ms - (4 + 0.96 + 2.56 + 3) ms, at slightly over 20 us a token.
+    assert size == pytest.approx(650, abs=45)
     assert 0.85 * OBJECTIVE_S < seconds < OBJECTIVE_S
 
 

@@ -225,7 +225,7 @@ def test_minimum_is_shared_by_the_prompts_of_a_step() -> None:
         # The last prompt is computed to its end, with padding up to 768.
         ([(0, 500), (0, 80)], [500, 80]),
         # Behind this prefix there is no time for padding: the chunks are cut to 512.
-        ([(2900, 500), (0, 20)], [500, 12]),
+        ([(3100, 500), (0, 20)], [500, 12]),
         # The first one's end is padded if another prompt's tokens do not fit the padding.
         ([(0, 540), (10**7, 500)], [540, 0]),
         ([(0, 10), (0, 20)], [10, 20]),

@@ -208,8 +208,8 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
     monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: (16, 128))
     tried.clear()
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
-    assert measured.mixed_sizes == MixedSizes(((32, (96, 160, 224, 352)), (64, (64, 128, 192, 320))))
-    assert tried == [MixedSizes(((32, (352,)), (64, (320,)))), MixedSizes(((64, (320,)),))]
+    assert measured.mixed_sizes == MixedSizes(((32, (96, 160, 224, 288)), (64, (64, 128, 192, 256))))
+    assert tried == [MixedSizes(((32, (288,)), (64, (256,)))), MixedSizes(((64, (256,)),))]
     # Eight graphs, and page tables of 64 sequences and 16 prompts with 4 pages each.
     assert measured.memory.graphs == 80 * MIB + 4 * 80 * 4
 
