@@ -90,11 +90,7 @@ class FlashInferAttention(GraphableHeadBackend):
         self._prefill = Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
-        # The other kernels share prefixes among multiprocessors themselves.
         self._parts: PartAttention | None = None
-        if self._paged_backend == "fa3":
-            dtype = self._paged.dtypes["q_data_type"]
-            self._parts = PartAttention(self._paged.sizes, dtype, pool.num_pages, self._workspace)
         self._first_prefill = Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -141,13 +137,23 @@ class FlashInferAttention(GraphableHeadBackend):
     def _plan_parts(self, sequences: Sequence[TokenSequence]) -> PrefixParts | None:
         """Returns None if all prefixes stay whole."""
         num_tokens = sum(s.extend_len for s in sequences)
-        if self._parts is None or num_tokens > MAX_TOKENS:
+        attention = self._part_attention(num_tokens)
+        if attention is None:
             return None
-        parts = cut_prefixes(self._parts.rule, self._paged.layout, sequences, num_tokens)
+        parts = cut_prefixes(attention.rule, self._paged.layout, sequences, num_tokens)
         if parts.num_parts == 0:
             return None
-        self._parts.plan(parts)
+        attention.plan(parts)
         return parts
+
+    def _part_attention(self, num_tokens: int) -> PartAttention | None:
+        """Returns None if no forward pass of `num_tokens` has parts. Made when first needed: decode steps need none."""
+        # The other kernels share prefixes among multiprocessors themselves.
+        if self._paged_backend != "fa3" or num_tokens > MAX_TOKENS:
+            return None
+        if self._parts is None:
+            self._parts = PartAttention(self._paged.sizes[0], self._paged.caches[0], self._workspace)
+        return self._parts
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         graphed: dict[int, GraphedHeadAttention] = {}
@@ -176,7 +182,7 @@ class FlashInferAttention(GraphableHeadBackend):
                 max_sequences + 1,
                 indices,
                 self._paged_backend,
-                self._parts if size <= MAX_TOKENS else None,
+                self._part_attention(size),
             )
             for size in sizes
         }

@@ -130,7 +130,7 @@ class GraphedPrefill(_GraphedPrompts):
             pinned([*last_page_lens, *[0] * num_empty]),
             *self._paged.sizes,
             causal=True,
-            # FlashInfer would find it sequence by sequence, slowly.
+            # FlashInfer would search for the longest, slowly.
             max_token_per_sequence=self._num_tokens,
             **self._paged.dtypes,
         )

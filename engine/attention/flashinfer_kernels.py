@@ -24,6 +24,7 @@ class PagedKernels:
     Attributes:
         sizes: head counts, head_dim and page_size, in plan order.
         dummy_page: the page after the pool's last.
+        caches: keys and values of each layer, (num_pages + 1, page_size, num_kv_heads, head_dim) each.
     """
 
     def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int, kv_scales: KvScales) -> None:
@@ -36,8 +37,7 @@ class PagedKernels:
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         kv = self._pool = layout.view(pool.memory_and_dummy)
-        # (num_pages + 1, page_size, num_kv_heads, head_dim) each.
-        self._caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
+        self.caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
 
     def tables(
         self, sequences: Sequence[TokenSequence], num_padding: int = 0, num_cut_pages: Sequence[int] | None = None
@@ -82,11 +82,11 @@ class PagedKernels:
             keep_kv=not wrapper.reads_pages,
         )
         if parts is not None:
-            return parts.attend(wrapper, q, self._caches[layer], out)
+            return parts.attend(wrapper, q, self.caches[layer], out)
         if wrapper.reads_pages:
             # k_scale joins the score scale; a v_scale of 1.0 costs nothing.
             scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
-            return wrapper.run(q, self._caches[layer], out=out, **scales)
+            return wrapper.run(q, self.caches[layer], out=out, **scales)
         num_kv_heads = self.layout.num_kv_heads
         _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
         return wrapper.run(q, k, v, out=out)

@@ -25,12 +25,10 @@ class PartAttention:
         rule: for plans.
     """
 
-    def __init__(
-        self, sizes: tuple[int, int, int, int], dtype: torch.dtype, num_pages: int, workspace: torch.Tensor
-    ) -> None:
-        """Args: sizes: as of PagedKernels; num_pages: of the pool."""
-        num_q_heads, num_kv_heads, head_dim, page_size = sizes
-        device = workspace.device
+    def __init__(self, num_q_heads: int, kv: tuple[torch.Tensor, torch.Tensor], workspace: torch.Tensor) -> None:
+        """Args: kv: as of attend, any layer's."""
+        num_pages, page_size, num_kv_heads, head_dim = kv[0].shape
+        dtype, device = kv[0].dtype, workspace.device
         self._sizes = num_kv_heads, num_kv_heads, head_dim, page_size
         self._group = num_q_heads // num_kv_heads
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
@@ -62,10 +60,11 @@ class PartAttention:
         self._is_empty = False
         # FlashInfer takes the first plan's rows as the most.
         self.reserve()
-        # Compile now: the first long prefix must not wait.
+        # Compile and load now: the first long prefix must not wait.
         q = self._q.new_zeros(1, num_q_heads, head_dim)
         log_sums = self._log_sums.new_zeros(q.shape[:2])
         copy_queries(q, self._table, self._q, num_kv_heads)
+        self._wrapper.run_with_log_sums(self._q, kv, self._out, self._log_sums)
         merge_parts(q, log_sums, self._table, self._out, self._log_sums, num_kv_heads)
 
     def reserve(self) -> None:
@@ -92,7 +91,7 @@ class PartAttention:
         Args:
             whole: planned without the pages in parts.
             q: (num_tokens, num_q_heads, head_dim), with up to MAX_TOKENS tokens.
-            kv: the layer's pages.
+            kv: the layer's keys and values, (num_pages, page_size, num_kv_heads, head_dim) each.
         """
         heads = torch.empty_like(q) if out is None else out.view_as(q)
         log_sums = torch.empty(q.shape[:2], device=q.device)
@@ -125,6 +124,6 @@ class PartAttention:
             causal=False,
             q_data_type=self._q.dtype,
             kv_data_type=self._q.dtype,
-            # FlashInfer would find it part by part, slowly.
+            # FlashInfer would search for the longest, slowly.
             max_token_per_sequence=MAX_ROWS * self._group,
         )

@@ -19,6 +19,8 @@ MAX_ERROR = 5e-3
 MAX_LEN = 32_768
 HEADS = (32, 8, 128)
 DEVICE = torch.device("cuda", 0)
+# Cycles of the device, about 3 ms: more than a plan takes.
+REPLAY_DELAY = 5_000_000
 # (new tokens, prefix) of each piece of a batch.
 Shapes = tuple[tuple[int, int], ...]
 
@@ -122,15 +124,17 @@ class Graph:
             self._out = self._run()
 
     def replay(self, chosen: Sequence[int]) -> torch.Tensor:
+        """Returns the pieces' rows, then padding; computed later."""
         self._graphed.plan([self._pieces.sequences[number] for number in chosen])
         new = self._pieces.qkv(chosen)
         self._qkv.zero_()
         self._qkv[: len(new)] = new
+        # The host makes the next plan while this replay waits.
+        torch.cuda._sleep(REPLAY_DELAY)
         for _ in range(2):
             self._out.fill_(math.nan)
             self._graph.replay()
-        assert self._out.isfinite().all()
-        return self._out[: len(new)].clone()
+        return self._out.clone()
 
     def _run(self) -> torch.Tensor:
         return self._graphed.attend(self._qkv.clone(), self._pieces.rotation(self._graphed.positions), None, 0)
@@ -157,18 +161,22 @@ def test_pieces_around_the_shortest_cut_prefix() -> None:
         pieces.check(pieces.launched(backend, [number]), [number])
 
 
-def test_graphs_read_long_and_short_prefixes_in_turns() -> None:
-    """Graphs of two sizes share one plan: with parts, without, with more, and again."""
+@pytest.mark.parametrize("is_queued", [False, True])
+def test_graphs_read_long_and_short_prefixes_in_turns(is_queued: bool) -> None:
+    """Graphs of two sizes share one plan: with parts, without, with more, and again. A queued plan is made before the
+    replay before it ends."""
     shapes = ((128, 20_000), (256, 8000), (128, 100), (100, 300), (9, 0), (40, 9000), (60, 16_000), (5, 70))
     pieces = Pieces(shapes)
     backend = pieces.backend()
     sizes = (128, MAX_TOKENS)
     attention = backend.for_prefill_graphs(sizes, 4, MAX_LEN // pieces.layout.page_size)
     graphs = {size: Graph(pieces, attention[size]) for size in sizes}
+    replayed = []
     for size, chosen in (
         (128, [0]),
         (256, [2, 3, 4]),
         (256, [1]),
+        (128, [0]),
         (128, [2]),
         (128, [5, 6]),
         (256, [5, 6, 0]),
@@ -176,10 +184,14 @@ def test_graphs_read_long_and_short_prefixes_in_turns() -> None:
         (128, [0]),
         (256, [1]),
     ):
-        out = graphs[size].replay(chosen)
+        replayed.append((graphs[size].replay(chosen), chosen))
+        if not is_queued:
+            torch.cuda.synchronize()
+    for out, chosen in replayed:
+        assert out.isfinite().all()
         pieces.check(out, chosen)
         # Padding may change the cut.
-        if len(out) == size:
+        if len(out) == len(pieces.qkv(chosen)):
             assert out.equal(pieces.launched(backend, chosen)), "a graph has other bits than a single launch"
 
 
