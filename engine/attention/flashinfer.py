@@ -75,7 +75,8 @@ class FlashInferAttention(GraphableHeadBackend):
         assert isinstance(layout, KvHeadLayout)
         self._device = pool.device
         self._num_columns = num_q_heads * layout.head_dim
-        # Shared by all wrappers, because one runs at a time. FlashInfer requires zeros.
+        # Shared by all wrappers: those that write into it run one at a time, Hopper's prefill does not. FlashInfer
+        # requires zeros.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         scales = kv_scales or KvScales.ones(layout.num_layers)
         self._paged = PagedKernels(pool, layout, num_q_heads, scales)

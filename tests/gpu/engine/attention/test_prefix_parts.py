@@ -195,6 +195,18 @@ def test_graphs_read_long_and_short_prefixes_in_turns(is_queued: bool) -> None:
             assert out.equal(pieces.launched(backend, chosen)), "a graph has other bits than a single launch"
 
 
+def test_memory_of_parts_is_taken_before_the_first_cut() -> None:
+    """The first short pieces of a worker measure its memory."""
+    pieces = Pieces(((64, 0), (64, 16), (64, 16_000)))
+    backend = pieces.backend()
+    taken = []
+    for number in range(3):
+        pieces.launched(backend, [number])
+        taken.append(torch.cuda.memory_allocated())
+    assert taken[1] - taken[0] > 16 * 2**20
+    assert taken[2] - taken[1] < 2**20
+
+
 def test_neither_runs_nor_neighbours_change_a_bit() -> None:
     pieces = Pieces(((64, 16_000), (64, 0), (64, 30_000), (64, 2100), (64, 16_000)))
     backend = pieces.backend()
