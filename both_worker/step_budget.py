@@ -10,7 +10,7 @@ from tandem.prefill_worker.budget import PromptBudget, PromptRest, fill
 from tandem.worker.forward_timer import ForwardTimer, ForwardWork
 
 # Share of the objective that an expected step may fill: nearly all steps must meet it.
-FILLED = 0.95
+FILLED = 0.93
 # Minimum for prompts beside a step, so that they do not starve. On a GPU fewer take no less time: weights are read
 # anyway.
 MIN_TOKENS = 128

@@ -74,7 +74,7 @@ def _largest_of_parts(logits, largest, sums, VOCAB: tl.constexpr, PART: tl.const
     """Program: a part of a row. Also clears the row's sums."""
     part, row = tl.program_id(0), tl.program_id(1)
     _, x = _load(logits, row, part, VOCAB, PART)
-    # A maximum drops numbers that are none.
+    # A maximum ignores NaN.
     tl.store(largest + row * tl.num_programs(0) + part, tl.max(x, 0))
     if part == 0:
         i = tl.arange(0, 2 * DIGITS * VALUES)
@@ -261,7 +261,7 @@ def _values(key):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _masses(x, most, temperatures, min_ps, row):  # type: ignore[no-untyped-def]
-    # As torch computes them; of numbers that are none, 0.
+    # As torch computes them; 0 for NaN.
     x = tl.div_rn(x - most, tl.load(temperatures + row).to(tl.float32))
     least_log = libdevice.log(tl.load(min_ps + row).to(tl.float32))
     return tl.where(x >= least_log, libdevice.exp(x) * MOST, 0.0).to(tl.int64)

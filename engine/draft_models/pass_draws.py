@@ -27,7 +27,7 @@ class PassDraws:
     Attributes:
         token_ids: (max_rows,) int64, the newest of each row.
         drawn: (MAX_PASSES, max_rows) int64, by pass.
-        has_filters: whether top-k or top-p of a row may drop tokens.
+        has_filters: whether top-k or top-p of a drawing row may drop tokens.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -50,10 +50,11 @@ class PassDraws:
         staged = self._staged()
         staged[_TOKEN_IDS, : len(token_ids)] = token_ids
         floats = staged.view(np.float64)
-        self.has_filters = any(row.sampling.top_k or row.sampling.top_p < 1 for row in rows)
+        self.has_filters = False
         drawing = [place for place, row in enumerate(rows) if not row.sampling.is_greedy]
         if drawing:
             params = [rows[place].sampling for place in drawing]
+            self.has_filters = any(p.top_k or p.top_p < 1 for p in params)
             floats[_TEMPERATURE, drawing] = [p.temperature for p in params]
             staged[_TOP_K, drawing] = [p.top_k for p in params]
             floats[_TOP_P, drawing] = [p.top_p for p in params]

@@ -25,7 +25,8 @@ class _Graph(NamedTuple):
 
     Attributes:
         layers: up to the logits and the next states.
-        draws: of tokens, without and with filters. Filters take more kernels, which other passes would have to leave.
+        draws: of tokens, without and with filters. Filters take more kernels, in which
+            unfiltered rows return at once.
     """
 
     layers: torch.cuda.CUDAGraph
@@ -45,7 +46,7 @@ def pass_graph_sizes(max_batch_size: int) -> tuple[int, ...]:
 class PassGraphs(Passes):
     """A graph for each number of sequences; a pass is padded to the next size.
 
-    A graph reads tokens and states, and writes the drawn tokens and the next states in their place. So the host
+    The graphs of a pass read tokens and states, and write the drawn tokens and the next states in their place. So the host
     launches several passes in a row without waiting.
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 
-from tandem.both_worker.step_budget import MIN_TOKENS, StepBudget
+from tandem.both_worker.step_budget import FILLED, MIN_TOKENS, StepBudget
 from tandem.both_worker.worker import make_both_scheduler
 from tandem.decode_worker.config import DecodeConfig
 from tandem.engine.batch import Batch
@@ -147,7 +147,7 @@ def worker() -> Worker:
     return worker
 
 
-LEFT_S = 0.9 * OBJECTIVE_S - STEP_S - PROMPTS_S
+LEFT_S = FILLED * OBJECTIVE_S - STEP_S - PROMPTS_S
 
 
 def test_prompt_behind_a_refused_one_gets_the_tokens_for_its_own_prefix(worker: Worker) -> None:

@@ -147,7 +147,7 @@ def test_no_request_is_slow_if_chunks_meet_the_limit_and_all_are_if_no_step_does
 def test_replayed_arrivals_have_the_good_shares_that_were_measured(
     monkeypatch: pytest.MonkeyPatch, cell: tuple[ModelConfig, float, str, int]
 ) -> None:
-    # Of those workers' objectives.
+    # The measured workers filled 0.9 of the objective.
     monkeypatch.setattr(both, "FILLED", 0.9)
     model, objective, name, seconds = cell
     # As benchmarks.goodput draws them.
