@@ -157,7 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory", type=Path, help="for the parts' output")
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
     parser.add_argument("--seconds", type=float, default=3600.0, help="limit on all of them (default: 3600)")
-    arguments = parser.parse_args(argv)
+    # Parts may follow the options.
+    arguments = parser.parse_intermixed_args(argv)
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"there is no part {min(unknown)!r}; the parts are {', '.join(PARTS)}")
     if not 0 < arguments.seconds < math.inf:

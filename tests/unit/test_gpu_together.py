@@ -111,10 +111,18 @@ def test_a_part_without_a_gpu_has_no_result(tmp_path: Path, monkeypatch: pytest.
     assert "no result" in run.summary() and "needs an NVIDIA GPU" in run.output.read_text()
 
 
-@pytest.mark.parametrize(("arguments", "message"), [("no-such-part", "no part"), ("--seconds=nan", "must be positive")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-part"], "no part"),
+        (["--seconds=nan"], "must be positive"),
+        # Parts may follow options.
+        (["--seconds", "9", "no-such-part"], "no part"),
+    ],
+)
 def test_bad_arguments_are_refused(
-    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main([str(tmp_path), arguments])
+        main([str(tmp_path), *arguments])
     assert message in capsys.readouterr().err
