@@ -21,6 +21,7 @@ from tandem.deploy.config.cluster_options import OPTIONS
 from tandem.deploy.config.options import in_flags
 from tandem.deploy.drafter import with_drafter
 from tandem.deploy.supervise.progress import StartProgress
+from tandem.engine.layers.kernel_cache import cache_directory
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.stage_timer import StageTimer
 from tandem.engine.weights.resolve import resolve_model
@@ -179,7 +180,11 @@ def _cache_directories() -> dict[str, Path]:
     from flashinfer.jit import env
     from triton import knobs
 
-    return {"FLASHINFER_WORKSPACE_BASE": Path(env.FLASHINFER_CACHE_DIR), "TRITON_CACHE_DIR": Path(knobs.cache.dir)}
+    return {
+        "FLASHINFER_WORKSPACE_BASE": Path(env.FLASHINFER_CACHE_DIR),
+        "TRITON_CACHE_DIR": Path(knobs.cache.dir),
+        "XDG_CACHE_HOME": cache_directory(),
+    }
 
 
 def _report(console: Console, stages: StageTimer) -> None:

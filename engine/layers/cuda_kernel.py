@@ -1,4 +1,4 @@
-"""CUDA C++ kernels, compiled by NVRTC at first use in about 0.1 s. Needs CUDA."""
+"""CUDA C++ kernels, compiled by NVRTC at first use in about 0.1 s, and kept in files. Needs CUDA."""
 
 import functools
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 from cuda.bindings import driver, nvrtc
+
+from tandem.engine.layers.kernel_cache import cache_directory, cached, key_of
 
 PDL_CAPABILITY = 9
 # Bytes of a box's row in shared memory.
@@ -149,6 +151,18 @@ def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     headers = {
         file.name: file.read_bytes() for folder in folders for file in folder.iterdir() if file.name.endswith(".cuh")
     }
+    parts = [
+        repr(nvrtc.nvrtcVersion()),
+        *options,
+        name,
+        *(text for header in sorted(headers.items()) for text in header),
+        source,
+    ]
+    key = key_of(part.encode() if isinstance(part, str) else part for part in parts)
+    return cached(cache_directory(), key, lambda: _compile_source(name, source, headers, options))
+
+
+def _compile_source(name: str, source: bytes, headers: Mapping[str, bytes], options: tuple[str, ...]) -> bytes:
     names = [header.encode() for header in headers]
     program = _check(
         nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), len(headers), list(headers.values()), names)
