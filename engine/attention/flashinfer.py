@@ -15,12 +15,15 @@ from tandem.engine.attention.base import (
 )
 from tandem.engine.attention.draft_attention import DraftAttention
 from tandem.engine.attention.flashinfer_graphs import GraphedDecode, GraphedNewPrompts, GraphedPrefill
-from tandem.engine.attention.flashinfer_kernels import PagedKernels, PlannedKernels, Wrapper, pinned
+from tandem.engine.attention.flashinfer_kernels import PagedKernels, PlannedKernels
+from tandem.engine.attention.flashinfer_parts import PartAttention
+from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.mixed import graphed_by_kind, plan_by_kind
 from tandem.engine.attention.norm_rotate_write import why_not_written
 from tandem.engine.attention.page_tables import decode_slots, prefill_slots
 from tandem.engine.attention.paged_decode import PagedDecode, PlannedPagedDecode, graphed_paged_decodes, has_kernel
+from tandem.engine.attention.prefix_parts import MAX_TOKENS, PrefixParts, cut_prefixes
 from tandem.engine.attention.scales import KvScales
 from tandem.engine.batch import Batch
 from tandem.engine.kvcache.base import PageLayout
@@ -72,7 +75,8 @@ class FlashInferAttention(GraphableHeadBackend):
         assert isinstance(layout, KvHeadLayout)
         self._device = pool.device
         self._num_columns = num_q_heads * layout.head_dim
-        # Shared by all wrappers, because one runs at a time. FlashInfer requires zeros.
+        # Shared by all wrappers: those that write into it run one at a time, Hopper's prefill does not. FlashInfer
+        # requires zeros.
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self._device)
         scales = kv_scales or KvScales.ones(layout.num_layers)
         self._paged = PagedKernels(pool, layout, num_q_heads, scales)
@@ -87,6 +91,7 @@ class FlashInferAttention(GraphableHeadBackend):
         self._prefill = Wrapper(
             flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self._paged_backend)
         )
+        self._parts: PartAttention | None = None
         self._first_prefill = Wrapper(
             flashinfer.BatchPrefillWithRaggedKVCacheWrapper(self._workspace, "NHD", backend=prefill_backend),
             reads_pages=False,
@@ -122,11 +127,34 @@ class FlashInferAttention(GraphableHeadBackend):
         slots = to_device(prefill_slots(self._paged.layout, sequences), self._device)
         indptr = pinned([0, *accumulate(s.extend_len for s in sequences)])
         if any(s.cached_len for s in sequences):
-            self._prefill.plan(indptr, *self._paged.tables(sequences), *sizes, causal=True, **dtypes)
-            return PlannedKernels(self._paged, self._prefill, slots)
+            parts = self._plan_parts(sequences)
+            tables = self._paged.tables(sequences, num_cut_pages=None if parts is None else parts.num_cut_pages)
+            self._prefill.plan(indptr, *tables, *sizes, causal=True, **dtypes)
+            return PlannedKernels(self._paged, self._prefill, slots, None if parts is None else self._parts)
         dtypes = dtypes | {"kv_data_type": dtypes["q_data_type"]}
         self._first_prefill.plan(indptr, indptr, *sizes[:3], causal=True, **dtypes)
         return PlannedKernels(self._paged, self._first_prefill, slots)
+
+    def _plan_parts(self, sequences: Sequence[TokenSequence]) -> PrefixParts | None:
+        """Returns None if all prefixes stay whole."""
+        num_tokens = sum(s.extend_len for s in sequences)
+        attention = self._part_attention(num_tokens)
+        if attention is None:
+            return None
+        parts = cut_prefixes(attention.rule, self._paged.layout, sequences, num_tokens)
+        if parts.num_parts == 0:
+            return None
+        attention.plan(parts)
+        return parts
+
+    def _part_attention(self, num_tokens: int) -> PartAttention | None:
+        """Returns None if no forward pass of `num_tokens` has parts. Made when first needed: decode steps need none."""
+        # The other kernels share prefixes among multiprocessors themselves.
+        if self._paged_backend != "fa3" or num_tokens > MAX_TOKENS:
+            return None
+        if self._parts is None:
+            self._parts = PartAttention(self._paged.sizes[0], self._paged.caches[0], self._workspace)
+        return self._parts
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
         graphed: dict[int, GraphedHeadAttention] = {}
@@ -148,7 +176,14 @@ class FlashInferAttention(GraphableHeadBackend):
         plans = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=self._device)
         return {
             size: GraphedPrefill(
-                self._paged, self._workspace, plans, size, max_sequences + 1, indices, self._paged_backend
+                self._paged,
+                self._workspace,
+                plans,
+                size,
+                max_sequences + 1,
+                indices,
+                self._paged_backend,
+                self._part_attention(size),
             )
             for size in sizes
         }

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 
 from tandem.engine.attention.base import GraphedHeadAttention
-from tandem.engine.attention.flashinfer_kernels import OverPages, PagedKernels, Wrapper, pinned
+from tandem.engine.attention.flashinfer_kernels import OverPages, PagedKernels
+from tandem.engine.attention.flashinfer_parts import PartAttention
+from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.page_tables import decode_slots, new_positions, page_tables, prefill_slots
+from tandem.engine.attention.prefix_parts import cut_prefixes
 from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import Packed, to_device
 
@@ -87,9 +90,16 @@ class GraphedPrefill(_GraphedPrompts):
         num_sequences: int,
         indices: torch.Tensor,
         backend: str,
+        parts: PartAttention | None = None,
     ) -> None:
-        """Args: plans: (PLAN_BYTES,) uint8 on the device; num_sequences: including padding."""
+        """
+        Args:
+            plans: (PLAN_BYTES,) uint8 on the device.
+            num_sequences: including padding.
+            parts: None: all prefixes stay whole.
+        """
         super().__init__(paged, num_tokens, num_sequences, workspace.device)
+        self._parts = parts
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -107,7 +117,7 @@ class GraphedPrefill(_GraphedPrompts):
         self._pack(sequences).copy_to(self._memory)
         page_size = self._paged.layout.page_size
         new_indptr, num_padding = self._new_indptr(sequences)
-        indices, indptr = page_tables(self._paged.layout, sequences)
+        indices, indptr = page_tables(self._paged.layout, sequences, self._cut(sequences))
         last_page_lens = [(s.device_len - 1) % page_size + 1 for s in sequences]
         indptr.append(len(indices))
         indices.extend([self._paged.dummy_page] * -(-num_padding // page_size))
@@ -120,8 +130,21 @@ class GraphedPrefill(_GraphedPrompts):
             pinned([*last_page_lens, *[0] * num_empty]),
             *self._paged.sizes,
             causal=True,
+            # FlashInfer would search for the longest, slowly.
+            max_token_per_sequence=self._num_tokens,
             **self._paged.dtypes,
         )
+
+    def _cut(self, sequences: Sequence[TokenSequence]) -> list[int] | None:
+        """Plans the parts. Returns the leading pages of each sequence that are in parts."""
+        if self._parts is None:
+            return None
+        if not sequences:
+            self._parts.reserve()
+            return []
+        parts = cut_prefixes(self._parts.rule, self._paged.layout, sequences, self._num_tokens)
+        self._parts.plan(parts)
+        return parts.num_cut_pages
 
 
 class GraphedNewPrompts(_GraphedPrompts):

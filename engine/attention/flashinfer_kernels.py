@@ -1,12 +1,13 @@
 """FlashInfer's kernels over the pages of one pool. Needs CUDA."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from tandem.engine.attention.base import PlannedAttention
+from tandem.engine.attention.flashinfer_parts import PartAttention
+from tandem.engine.attention.flashinfer_wrapper import Wrapper, pinned
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.norm_rotate_write import norm_rotate_write
 from tandem.engine.attention.page_tables import page_tables
@@ -18,36 +19,12 @@ from tandem.engine.token_sequence import TokenSequence
 from tandem.engine.upload import to_device
 
 
-class Wrapper:
-    """The next plan waits for the copy of the previous one from pinned memory.
-
-    Attributes:
-        reads_pages: True if keys and values are read from pages. Otherwise they are read from qkv, in larger pieces,
-            and all tokens of every sequence must be new.
-    """
-
-    def __init__(self, wrapper: Any, *, reads_pages: bool = True) -> None:
-        self.reads_pages = reads_pages
-        self._wrapper = wrapper
-        self._copied = torch.cuda.Event()
-
-    def plan(self, *tables: Any, **options: Any) -> None:
-        self._copied.synchronize()
-        self._wrapper.plan(*tables, **options)
-        self._copied.record()
-
-    def run(self, q: torch.Tensor, *kv: Any, out: torch.Tensor | None, **scales: float) -> torch.Tensor:
-        # Without `out` the wrapper would zero its output first.
-        heads = torch.empty_like(q) if out is None else out.view_as(q)
-        attended: torch.Tensor = self._wrapper.run(q, *kv, out=heads, **scales)
-        return attended.flatten(1)
-
-
 class PagedKernels:
     """
     Attributes:
         sizes: head counts, head_dim and page_size, in plan order.
         dummy_page: the page after the pool's last.
+        caches: keys and values of each layer, (num_pages + 1, page_size, num_kv_heads, head_dim) each.
     """
 
     def __init__(self, pool: CudaKvPool, layout: KvHeadLayout, num_q_heads: int, kv_scales: KvScales) -> None:
@@ -60,15 +37,14 @@ class PagedKernels:
         self.dummy_page = pool.num_pages
         self._num_q_heads = num_q_heads
         kv = self._pool = layout.view(pool.memory_and_dummy)
-        # (num_pages + 1, page_size, num_kv_heads, head_dim) each.
-        self._caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
+        self.caches = [(kv[:, layer, 0], kv[:, layer, 1]) for layer in range(layout.num_layers)]
 
     def tables(
-        self, sequences: Sequence[TokenSequence], num_padding: int = 0
+        self, sequences: Sequence[TokenSequence], num_padding: int = 0, num_cut_pages: Sequence[int] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns int32 indptr (num_rows + 1,) pinned, indices (num_pages,) on the device, last_page_lens (num_rows,)
-        pinned. Padding rows are one token on the dummy page."""
-        indices, indptr = page_tables(self.layout, sequences)
+        pinned. Padding rows are one token on the dummy page. Args: num_cut_pages: as of page_tables."""
+        indices, indptr = page_tables(self.layout, sequences, num_cut_pages)
         indptr += range(len(indices), len(indices) + num_padding + 1)
         indices.extend([self.dummy_page] * num_padding)
         page_size = self.layout.page_size
@@ -86,8 +62,14 @@ class PagedKernels:
         qk_norm: QkNorm | None,
         layer: int,
         out: torch.Tensor | None = None,
+        parts: PartAttention | None = None,
     ) -> torch.Tensor:
-        """As PlannedAttention.attend. Args: slots: (num_tokens,) int64."""
+        """As PlannedAttention.attend.
+
+        Args:
+            slots: (num_tokens,) int64.
+            parts: None: the wrapper has planned all pages.
+        """
         q = norm_rotate_write(
             qkv,
             self._num_q_heads,
@@ -99,10 +81,12 @@ class PagedKernels:
             kv_scales=self._written_scales,
             keep_kv=not wrapper.reads_pages,
         )
+        if parts is not None:
+            return parts.attend(wrapper, q, self.caches[layer], out)
         if wrapper.reads_pages:
             # k_scale joins the score scale; a v_scale of 1.0 costs nothing.
             scales = {"k_scale": self._scales.keys[layer], "v_scale": self._scales.values[layer]}
-            return wrapper.run(q, self._caches[layer], out=out, **scales)
+            return wrapper.run(q, self.caches[layer], out=out, **scales)
         num_kv_heads = self.layout.num_kv_heads
         _, k, v = qkv.split((self._num_q_heads, num_kv_heads, num_kv_heads), dim=1)
         return wrapper.run(q, k, v, out=out)
@@ -114,6 +98,7 @@ class OverPages(PlannedAttention):
     _paged: PagedKernels
     _wrapper: Wrapper
     _slots: torch.Tensor
+    _parts: PartAttention | None = None
 
     def attend(
         self,
@@ -123,15 +108,14 @@ class OverPages(PlannedAttention):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out)
+        return self._paged.attend(self._wrapper, self._slots, qkv, rotation, qk_norm, layer, out, self._parts)
 
 
 class PlannedKernels(OverPages):
-    def __init__(self, paged: PagedKernels, wrapper: Wrapper, slots: torch.Tensor) -> None:
+    def __init__(
+        self, paged: PagedKernels, wrapper: Wrapper, slots: torch.Tensor, parts: PartAttention | None = None
+    ) -> None:
         self._paged = paged
         self._wrapper = wrapper
         self._slots = slots
-
-
-def pinned(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, pin_memory=True)
+        self._parts = parts

@@ -12,14 +12,20 @@ from tandem.engine.token_sequence import TokenSequence
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def page_tables(layout: PageLayout, sequences: Sequence[TokenSequence]) -> tuple["array[int]", list[int]]:
-    """Returns the page ids up to device_len (int32), and the index of each sequence's first."""
+def page_tables(
+    layout: PageLayout, sequences: Sequence[TokenSequence], num_cut_pages: Sequence[int] | None = None
+) -> tuple["array[int]", list[int]]:
+    """Returns the page ids up to device_len (int32), and the index of each sequence's first.
+
+    Args:
+        num_cut_pages: leading pages of each sequence to leave out; None: all are in the result.
+    """
     # torch and numpy read an array four times as fast as a list.
     pages = array("i")
     first_pages = []
-    for s in sequences:
+    for s, start in zip(sequences, num_cut_pages or [0] * len(sequences), strict=True):
         first_pages.append(len(pages))
-        pages.extend(s.page_ids[: layout.num_pages_for(s.device_len)])
+        pages.extend(s.page_ids[start : layout.num_pages_for(s.device_len)])
     return pages, first_pages
 
 
