@@ -153,7 +153,9 @@ class FlashInferAttention(GraphableHeadBackend):
         if self._paged_backend != "fa3" or num_tokens > MAX_TOKENS:
             return None
         if self._parts is None:
-            self._parts = PartAttention(self._paged.sizes[0], self._paged.caches[0], self._workspace)
+            # Its memory is planned in forward passes and outside of them.
+            with torch.inference_mode(False):
+                self._parts = PartAttention(self._paged.sizes[0], self._paged.caches[0], self._workspace)
         return self._parts
 
     def for_graphs(self, batch_sizes: Sequence[int], max_pages_per_sequence: int) -> dict[int, GraphedHeadAttention]:
