@@ -14,7 +14,7 @@ from tandem.engine.kvcache.cache_manager import CacheManager
 START = 0.8
 # Weight of an observation in a request's acceptance. Only computed drafts are observed, so a mean that is low by chance
 # ends them, and few probes correct it.
-WEIGHT, PROBE_WEIGHT = 1 / 32, 1 / 8
+WEIGHT, PROBE_WEIGHT = 1 / 32, 1 / 4
 
 
 class ModelDrafting(StepDrafts):

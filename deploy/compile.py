@@ -183,7 +183,7 @@ def _cache_directories() -> dict[str, Path]:
     return {
         "FLASHINFER_WORKSPACE_BASE": Path(env.FLASHINFER_CACHE_DIR),
         "TRITON_CACHE_DIR": Path(knobs.cache.dir),
-        "XDG_CACHE_HOME": cache_directory(),
+        "TANDEM_KERNEL_CACHE": cache_directory(),
     }
 
 

@@ -4,12 +4,13 @@ import functools
 from collections.abc import Mapping
 from ctypes import c_float, c_int, c_void_p
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from cuda.bindings import driver, nvrtc
 
-from tandem.engine.layers.kernel_cache import cache_directory, cached, key_of
+from tandem.engine.layers.kernel_cache import cached, key_of
 
 PDL_CAPABILITY = 9
 # Bytes of a box's row in shared memory.
@@ -151,25 +152,32 @@ def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     headers = {
         file.name: file.read_bytes() for folder in folders for file in folder.iterdir() if file.name.endswith(".cuh")
     }
-    parts = [
-        repr(nvrtc.nvrtcVersion()),
-        *options,
-        name,
-        *(text for header in sorted(headers.items()) for text in header),
-        source,
-    ]
-    key = key_of(part.encode() if isinstance(part, str) else part for part in parts)
-    return cached(cache_directory(), key, lambda: _compile_source(name, source, headers, options))
+    arguments = ("--std=c++17", *options)
+    key = key_of(_compiler(), arguments, name, source, headers)
+    return cached(key, lambda: _compile_source(name, source, headers, arguments))
 
 
-def _compile_source(name: str, source: bytes, headers: Mapping[str, bytes], options: tuple[str, ...]) -> bytes:
+@functools.cache
+def _compiler() -> str:
+    """Returns NVRTC's version, and its file's size and date: versions have no patch number."""
+    version = nvrtc.nvrtcVersion()
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split()[-1])
+        if path.name.startswith("libnvrtc.so") and path.exists():
+            status = path.stat()
+            found.append((path.name, status.st_size, status.st_mtime_ns))
+    return f"{version} {sorted(set(found))}"
+
+
+def _compile_source(name: str, source: bytes, headers: Mapping[str, bytes], arguments: tuple[str, ...]) -> bytes:
     names = [header.encode() for header in headers]
     program = _check(
         nvrtc.nvrtcCreateProgram(source, f"{name}.cu".encode(), len(headers), list(headers.values()), names)
     )
-    arguments = [option.encode() for option in ("--std=c++17", *options)]
+    encoded = [argument.encode() for argument in arguments]
     try:
-        _check(nvrtc.nvrtcCompileProgram(program, len(arguments), arguments))
+        _check(nvrtc.nvrtcCompileProgram(program, len(encoded), encoded))
         binary = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
         _check(nvrtc.nvrtcGetCUBIN(program, binary))
     except RuntimeError as error:

@@ -163,6 +163,7 @@ class TimedWorker:
     """A worker of role both on a timed GPU, with streams of endless outputs.
 
     Attributes:
+        acceptance: chance of a draft behind right ones.
         num_tokens: of the streams.
         gaps_s: times between messages with a stream's tokens.
     """
@@ -170,7 +171,7 @@ class TimedWorker:
     def __init__(
         self, num_streams: int, speculation: str, acceptance: float, times: Times, *, mixes: bool, seed: int = 0
     ) -> None:
-        """Args: acceptance: chance of a draft behind right ones."""
+        self.acceptance = acceptance
         self._clock = FakeClock()
         self._times = times
         self._last: dict[str, float] = {}
@@ -178,7 +179,7 @@ class TimedWorker:
         rng, clock = random.Random(seed), self._clock
 
         def guess(token_id: int, num_tokens: int) -> list[int]:
-            return [token_id + 1 + i + (rng.random() >= acceptance) for i in range(num_tokens)]
+            return [token_id + 1 + i + (rng.random() >= self.acceptance) for i in range(num_tokens)]
 
         engine = TimedGpu(clock, times, mixes=mixes)
         engine.draft_maker = TimedMaker(clock, times, guess)

@@ -19,6 +19,8 @@ from tests.gpu.parts import PARTS, ROOT, Part
 POLL_S = 0.5
 # For the reports of parts that are stopped.
 STOP_S = 15.0
+# Bytes of a GPU's memory for which the parts' loads are; of less, each part takes more.
+LOADED_BYTES = 140 * 10**9
 # Parts with clusters on a GPU: more of them only wait for each other's starts.
 MAX_CLUSTERS = 2
 # Of a test that sets none: others take its time.
@@ -28,8 +30,10 @@ TEST_TIMEOUT_S = 300
 class GpuShares:
     """What the running parts leave of each GPU."""
 
-    def __init__(self, num_gpus: int) -> None:
+    def __init__(self, num_gpus: int, memory_bytes: float = LOADED_BYTES) -> None:
+        """Args: memory_bytes: of the smallest GPU."""
         self._free = [1.0] * num_gpus
+        self._scale = max(1.0, LOADED_BYTES / memory_bytes)
         self._num_clusters = [0] * num_gpus
 
     def take(self, part: Part) -> list[int] | None:
@@ -37,21 +41,24 @@ class GpuShares:
         fitting = [
             gpu
             for gpu, free in enumerate(self._free)
-            if free >= part.load - 1e-9 and (not part.has_clusters or self._num_clusters[gpu] < MAX_CLUSTERS)
+            if free >= self._load(part) - 1e-9 and (not part.has_clusters or self._num_clusters[gpu] < MAX_CLUSTERS)
         ]
         num_gpus = min(part.num_gpus, len(self._free))
         if len(fitting) < num_gpus:
             return None
         taken = sorted(fitting, key=lambda gpu: -self._free[gpu])[:num_gpus]
         for gpu in taken:
-            self._free[gpu] -= part.load
+            self._free[gpu] -= self._load(part)
             self._num_clusters[gpu] += part.has_clusters
         return taken
 
     def give_back(self, part: Part, gpus: Sequence[int]) -> None:
         for gpu in gpus:
-            self._free[gpu] += part.load
+            self._free[gpu] += self._load(part)
             self._num_clusters[gpu] -= part.has_clusters
+
+    def _load(self, part: Part) -> float:
+        return min(1.0, self._scale * part.load)
 
 
 class Run:
@@ -176,7 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def start(name: str, gpus: Sequence[int]) -> Run:
         return Run(name, gpus, directory, command_of(name, temporary / name))
 
-    ended = run_together(names, GpuShares(torch.cuda.device_count()), start, arguments.seconds)
+    num_gpus = torch.cuda.device_count()
+    memory_bytes = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in range(num_gpus))
+    ended = run_together(names, GpuShares(num_gpus, memory_bytes), start, arguments.seconds)
     for run in sorted(ended, key=lambda run: names.index(run.name)):
         print(run.summary(), flush=True)
     missing = [name for name in names if name not in {run.name for run in ended}]

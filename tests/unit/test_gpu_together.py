@@ -73,6 +73,20 @@ def test_every_part_runs_once_and_in_less_time_than_one_after_another(num_gpus: 
     assert host.now < 1.3 * of_clusters / MAX_CLUSTERS / num_gpus + max(part.seconds for part in PARTS.values())
 
 
+def test_fewer_parts_share_a_smaller_gpu() -> None:
+    attention = PARTS["attention"]
+
+    def num_at_once(memory_bytes: float) -> int:
+        shares = GpuShares(1, memory_bytes)
+        return sum(shares.take(attention) is not None for _ in range(9))
+
+    assert num_at_once(141e9) == 3 and num_at_once(80e9) == 1
+    shares = GpuShares(1, 1e9)
+    assert shares.take(attention) == [0] and shares.take(attention) is None
+    shares.give_back(attention, [0])
+    assert shares.take(attention) == [0]
+
+
 def test_the_limit_stops_what_runs_and_starts_nothing_more() -> None:
     host = Host(1)
     names = sorted(PARTS, key=lambda name: -PARTS[name].seconds)[:10]

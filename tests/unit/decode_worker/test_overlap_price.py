@@ -85,6 +85,27 @@ def test_a_slow_host_does_not_end_drafts_by_a_model_that_gain(batch_size: int, s
     assert worker.num_tokens / MEASURED_S > 1.1 * off(batch_size)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_drafts_by_a_model_begin_again_when_they_gain(batch_size: int, seed: int) -> None:
+    worker = TimedWorker(batch_size, MODEL, 0.75, SLOW_HOST, mixes=True, seed=seed)
+    worker.run(WARMUP_S)
+    worker.acceptance = 0.1
+    worker.run(0.6)
+    worker.acceptance = 0.75
+    worker.run(1.0)
+    worker.forget()
+    worker.run(MEASURED_S)
+    assert worker.num_tokens / MEASURED_S > 1.1 * off(batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_wrong_drafts_by_a_model_end_soon(batch_size: int) -> None:
+    worker = TimedWorker(batch_size, MODEL, 0.0, SLOW_HOST, mixes=True)
+    worker.run(0.5)
+    assert worker.num_tokens / 0.5 > 0.85 * off(batch_size)
+
+
 def test_steps_without_room_for_drafts_by_a_model_overlap() -> None:
     """Probes of acceptance need room too."""
     num_streams = TimedGpu.max_drafted_rows
