@@ -215,3 +215,13 @@ def test_neither_runs_nor_neighbours_change_a_bit() -> None:
     for neighbour in (1, 2, 3, 4, 2, 1):
         for _ in range(4):
             assert pieces.launched(backend, [0, neighbour])[:64].equal(expected)
+
+
+def test_memory_made_in_inference_mode_is_planned_outside_of_it() -> None:
+    """As by an engine: forward passes run in inference mode, start-up plans outside of it."""
+    pieces = Pieces([(64, 16_000)])
+    backend = pieces.backend()
+    with torch.inference_mode():
+        expected = pieces.launched(backend).clone()
+    assert pieces.launched(backend).equal(expected)
+    pieces.check(expected)
