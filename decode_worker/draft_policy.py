@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from tandem.decode_worker.draft_acceptance import AcceptanceMeans
 from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.decode_worker.plain_step import longest_step_s, plain_step_s
 from tandem.engine.draft_costs import DraftCosts
@@ -10,11 +11,8 @@ from tandem.worker.forward_timer import ForwardTimer
 
 # Drafts of a request in a step at most: eight rows with its last token.
 MAX_DRAFTS = 7
-# Acceptance before the first observation.
-START = 0.5
-# Weight of an observation in a request's mean, and in that of all requests.
-WEIGHT, SHARED_WEIGHT = 1 / 8, 1 / 64
-# The same for whether there are drafts again behind a wrong one, of all requests.
+# Whether there are drafts again behind a wrong one, before the first observation, and weight of an observation in the
+# mean of all requests.
 RENEWAL_START, RENEWAL_WEIGHT = 0.5, 1 / 128
 # Least gain for which a step waits for the tokens in flight, and its addition for one request. With fewer requests,
 # acceptance is less certain.
@@ -31,6 +29,9 @@ class DraftPolicy:
     themselves.
 
     A step with drafts follows known tokens, so it does not overlap with others, which is part of its price.
+
+    Attributes:
+        acceptance: of proposals, computed or not.
     """
 
     def __init__(
@@ -39,7 +40,6 @@ class DraftPolicy:
         itl_objective_s: float,
         costs: DraftCosts | None = None,
         price: OverlapPrice | None = None,
-        start: float = START,
     ) -> None:
         """
         Args:
@@ -47,44 +47,15 @@ class DraftPolicy:
             price: None if steps do not overlap anyway.
             itl_objective_s: expected time of a step with drafts at most; 0 for no limit. A step that misses it without
                 drafts has no limit.
-            start: acceptance before the first observation.
         """
         self._timer = timer
         self._objective_s = itl_objective_s
-        self._start = start
-        self._usual: dict[str, float] = {}
+        self.acceptance = AcceptanceMeans()
         self._renewal = RENEWAL_START
         self._costs = costs
         self._price = price
         # Of the last step for which drafts were chosen: on the device, and expected.
         self._device_s = self._num_tokens = 0.0
-
-    def usual_acceptance(self, source: str) -> float:
-        """Returns the mean of all requests, which a new one is expected to have."""
-        return self._usual.get(source, self._start)
-
-    def observe(
-        self,
-        source: str,
-        acceptance: float,
-        proposed: Sequence[int],
-        sampled: Sequence[int],
-        weight: float = WEIGHT,
-    ) -> float:
-        """Returns a request's acceptance after the tokens that followed its last proposal are known.
-
-        Args:
-            weight: of each token in the request's mean.
-        """
-        usual = self.usual_acceptance(source)
-        for draft, token in zip(proposed, sampled, strict=False):
-            is_right = draft == token
-            acceptance += weight * (is_right - acceptance)
-            usual += SHARED_WEIGHT * (is_right - usual)
-            if not is_right:
-                break
-        self._usual[source] = usual
-        return acceptance
 
     def renewed(self, *, has_drafts: bool) -> None:
         """Counts a request whose last drafts were wrong. Args: has_drafts: whether it has new ones."""

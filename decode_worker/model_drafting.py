@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from tandem.decode_worker.draft_acceptance import AcceptanceMeans
 from tandem.decode_worker.draft_depth import DraftDepth
-from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafting import MAX_DRAFTS, StepDrafts
 from tandem.decode_worker.job import DecodeJob, JobDrafts
 from tandem.decode_worker.overlap_price import StepTime
@@ -25,14 +25,12 @@ class ModelDrafting(StepDrafts):
         source: str,
         engine: EngineBase,
         cache: CacheManager,
-        policy: DraftPolicy,
         depth: DraftDepth,
         clock: Callable[[], float],
     ) -> None:
         """
         Args:
             source: for the counts.
-            policy: observes acceptance.
 
         Raises:
             ValueError: the engine has no drafter.
@@ -41,7 +39,7 @@ class ModelDrafting(StepDrafts):
             raise ValueError(f"speculation {source} needs an engine with a drafter")
         super().__init__(source, engine, cache)
         self._maker = engine.draft_maker
-        self._policy = policy
+        self._means = AcceptanceMeans(START)
         self._depth = depth
         self._clock = clock
         self._weight = WEIGHT
@@ -86,14 +84,14 @@ class ModelDrafting(StepDrafts):
             return
         sampled = job.sequence.token_ids[of_job.proposed_at :]
         known = self._acceptance(job)
-        of_job.acceptance[self._source] = self._policy.observe(
+        of_job.acceptance[self._source] = self._means.observe(
             self._source, known, of_job.proposed, sampled, self._weight
         )
         of_job.proposed = ()
 
     def _acceptance(self, job: DecodeJob) -> float:
         known = {} if job.drafts is None else job.drafts.acceptance
-        return known.get(self._source, self._policy.usual_acceptance(self._source))
+        return known.get(self._source, self._means.usual(self._source))
 
     def _requests(self, jobs: Sequence[DecodeJob]) -> list[tuple[DecodeJob, float, int]]:
         """Returns the jobs that may have drafts, with acceptance and the most drafts of each."""

@@ -14,7 +14,6 @@ from tandem.decode_worker.growth import PageGrowth
 from tandem.decode_worker.job import DecodeJob
 from tandem.decode_worker.lease import Lease
 from tandem.decode_worker.leases import LeaseBook
-from tandem.decode_worker.model_drafting import START as MODEL_START
 from tandem.decode_worker.model_drafting import ModelDrafting
 from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.decode_worker.pacing import StepPace
@@ -139,9 +138,8 @@ class DecodeScheduler(ForwardScheduler):
         if has_policy:
             price = OverlapPrice(self._pace) if self._overlaps else None
             if speculation.is_by_model:
-                policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price, MODEL_START)
                 depth = DraftDepth(self._timer, objective_s, engine.draft_costs, price)
-                return ModelDrafting(source, engine, self._cache, policy, depth, self._clock)
+                return ModelDrafting(source, engine, self._cache, depth, self._clock)
             policy = DraftPolicy(self._timer, objective_s, engine.draft_costs, price)
         return Drafting(source, engine, self._cache, policy, self._shared_outputs, self._clock)
 

@@ -30,7 +30,6 @@ from tandem.deploy.host.process_tree import descendants
 from tandem.deploy.host.run_record import (
     RunAbout,
     RunOwner,
-    check_private,
     control_path,
     default_directory,
     end_leftovers,
@@ -43,6 +42,7 @@ from tandem.deploy.launcher import Cluster
 from tandem.deploy.supervise.change import ChangeJob
 from tandem.deploy.supervise.control import ControlServer
 from tandem.deploy.supervise.progress import StartProgress
+from tandem.private_directory import check_private
 from tandem.processes import ProcessId
 from tandem.router.config import RouterAddresses
 

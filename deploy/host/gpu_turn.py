@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem.deploy.host.run_record import check_private
+from tandem.private_directory import check_private
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TextIO
 
-from tandem.deploy.host.run_record import check_private
+from tandem.private_directory import check_private
 
 
 class ClusterName:

@@ -7,13 +7,13 @@ import json
 import logging
 import os
 import socket
-import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem.deploy.host.process_tree import descendants, end_processes
+from tandem.private_directory import check_private
 from tandem.processes import ProcessId
 
 logger = logging.getLogger(__name__)
@@ -164,16 +164,6 @@ def remove_stale_regions(directory: Path) -> None:
             caller.setblocking(False)
             if caller.connect_ex(str(path)) == errno.ECONNREFUSED and not path.with_suffix(".json").exists():
                 path.unlink()
-
-
-def check_private(directory: Path) -> None:
-    """Raises PermissionError: other users can write to the directory, and so choose which processes are killed."""
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(
-            f"{directory} must be a directory, not a link, that belongs to user {os.getuid()} "
-            "and that no other user can write to"
-        )
 
 
 def _end_run(path: Path) -> list[ProcessId]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.deploy.host.ports import ReservedPorts
-from tandem.deploy.host.run_record import check_private, default_directory, region_path, remove_stale_regions
+from tandem.deploy.host.run_record import default_directory, region_path, remove_stale_regions
 from tandem.deploy.host.store_folder import open_disk
 from tandem.deploy.on_ray.own_node import own_rack
 from tandem.deploy.on_ray.sealed import seal
@@ -19,6 +19,7 @@ from tandem.pagestore.region import Region
 from tandem.pagestore.region_holder import RegionHolder
 from tandem.pagestore.server.disk.folder import Folder
 from tandem.pagestore.server.disk.secret import adopt_secret, namespace_secret
+from tandem.private_directory import check_private
 from tandem.processes import ProcessId
 
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import grpc
 
-from tandem.deploy.host.run_record import check_private, ray_token_path
+from tandem.deploy.host.run_record import ray_token_path
 from tandem.deploy.on_ray.bare_node import AliveNodes, bare_node
 from tandem.deploy.on_ray.ray_base import RayBase, StartError
 from tandem.deploy.on_ray.ray_module import (
@@ -30,6 +30,7 @@ from tandem.deploy.on_ray.ray_module import (
 from tandem.deploy.on_ray.ray_probe import call_ray
 from tandem.deploy.on_ray.ray_signals import own_signals
 from tandem.deploy.on_ray.session_folders import mark_session, remove_ended_sessions, remove_old_logs
+from tandem.private_directory import check_private
 from tandem.processes import ProcessId
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,13 @@ from typing import Any
 from tandem.config import ClusterTls, ClusterTlsFiles
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tandem.deploy.host.ports import ClusterPorts
-from tandem.deploy.host.run_record import check_private, region_path
+from tandem.deploy.host.run_record import region_path
 from tandem.deploy.supervise.supervisor import ProcessKind
 from tandem.engine.kvcache.host_memory import available_memory_bytes
 from tandem.pagestore.config import StoreConfig
 from tandem.pagestore.region import Region
 from tandem.pagestore.region_holder import RegionHolder
+from tandem.private_directory import check_private
 from tandem.processes import ProcessId
 from tandem.worker.config import StoreAccess
 

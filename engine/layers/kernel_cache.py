@@ -4,17 +4,16 @@ import functools
 import hashlib
 import logging
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tandem.engine.weights.conversions import default_directory
+from tandem.private_directory import check_private
 
 logger = logging.getLogger(__name__)
 
 _DIGEST_SIZE = hashlib.sha256().digest_size
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_directory() -> Path:
@@ -63,11 +62,9 @@ def cached(key: str, compile_kernel: Callable[[], bytes]) -> bytes:
 
 
 def _own(directory: Path) -> Path:
-    """Makes the directory. Raises OSError if that fails, or if other users may write to it."""
+    """Makes the directory. Raises OSError if that fails, or if other users can write to it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = directory.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
-        raise PermissionError(f"others may write to {directory}: make it yours alone, or set TANDEM_KERNEL_CACHE")
+    check_private(directory.resolve())
     return directory
 
 

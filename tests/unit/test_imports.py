@@ -43,6 +43,7 @@ VOCABULARY = (
     "tandem.prctl",
     "tandem.prefix",
     "tandem.printable",
+    "tandem.private_directory",
     "tandem.processes",
     "tandem.prompt_logprobs",
     "tandem.recording",

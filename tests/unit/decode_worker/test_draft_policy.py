@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.decode_worker.draft_policy import MAX_DRAFTS, START, DraftPolicy
+from tandem.decode_worker.draft_acceptance import START
+from tandem.decode_worker.draft_policy import MAX_DRAFTS, DraftPolicy
 from tandem.decode_worker.overlap_price import FEWEST, MAX_AGE, OverlapPrice, StepTime
 from tandem.decode_worker.pacing import StepPace
 from tandem.engine.draft_costs import DraftCosts
@@ -62,12 +63,12 @@ def test_wrong_drafts_end_by_themselves(row_s: float) -> None:
     spent = plain = 0.0
     # Requests one after the other.
     for _ in range(10):
-        acceptance = device.policy.usual_acceptance(SOURCE)
+        acceptance = device.policy.acceptance.usual(SOURCE)
         for _ in range(100):
             [count] = device.choose([acceptance], 1)
             spent += device.run(1 + count, 1)
             plain += device.step_s(1)
-            acceptance = device.policy.observe(SOURCE, acceptance, [7] * MAX_DRAFTS, [8])
+            acceptance = device.policy.acceptance.observe(SOURCE, acceptance, [7] * MAX_DRAFTS, [8])
     assert count == 0 and spent < 1.02 * plain
 
 
@@ -78,7 +79,7 @@ def test_right_drafts_return_without_a_forward_pass_for_the_attempt() -> None:
     assert device.choose([acceptance], 1) == [0]
     # The tokens of steps without drafts were proposed.
     for _ in range(16):
-        acceptance = device.policy.observe(SOURCE, acceptance, [7, 7], [7])
+        acceptance = device.policy.acceptance.observe(SOURCE, acceptance, [7, 7], [7])
     [count] = device.choose([acceptance], 1)
     assert count > 0
     gained = sum(acceptance**depth for depth in range(count + 1))
@@ -110,22 +111,22 @@ def test_drafts_keep_the_objective_where_plain_steps_do() -> None:
 
 def test_acceptance_counts_up_to_the_first_wrong_draft() -> None:
     policy = Device(ROW_S[0]).policy
-    once = policy.observe(SOURCE, START, [7], [7])
-    assert policy.observe(SOURCE, START, [7, 8, 9], [7]) == once > START
+    once = policy.acceptance.observe(SOURCE, START, [7], [7])
+    assert policy.acceptance.observe(SOURCE, START, [7, 8, 9], [7]) == once > START
     # The tokens behind a wrong draft say nothing of later ones.
     assert (
-        policy.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9])
-        == policy.observe(SOURCE, START, [7, 8], [7, 9])
+        policy.acceptance.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9])
+        == policy.acceptance.observe(SOURCE, START, [7, 8], [7, 9])
         < once
     )
-    assert policy.observe(SOURCE, START, [], [7]) == START
+    assert policy.acceptance.observe(SOURCE, START, [], [7]) == START
 
 
 def test_a_source_that_is_wrong_takes_nothing_from_another() -> None:
     policy = Device(ROW_S[0]).policy
     for _ in range(100):
-        policy.observe("shared", START, [7], [8])
-    assert policy.usual_acceptance("shared") < 0.2 < policy.usual_acceptance(SOURCE) == START
+        policy.acceptance.observe("shared", START, [7], [8])
+    assert policy.acceptance.usual("shared") < 0.2 < policy.acceptance.usual(SOURCE) == START
 
 
 class Pace(StepPace):

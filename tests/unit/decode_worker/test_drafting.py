@@ -179,7 +179,7 @@ def test_requests_whose_grammar_takes_no_drafts_cost_no_time(source: str, by_mod
     )
     jobs, policy = Jobs(source, engine, 20), AllPay(timer, 0.0)
     jobs.drafting = (
-        ModelDrafting("mtp", engine, jobs.cache, policy, Deepest(timer, 0.0), FakeClock())
+        ModelDrafting("mtp", engine, jobs.cache, Deepest(timer, 0.0), FakeClock())
         if by_model
         else Drafting(source, engine, jobs.cache, policy)
     )

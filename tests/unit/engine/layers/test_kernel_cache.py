@@ -80,7 +80,7 @@ def test_a_directory_that_others_may_write_is_not_used(directory: Path, caplog: 
         for _ in range(2):
             assert cached("key", compiler) == b"fresh"
     assert compiler.num_calls == 2
-    assert caplog.text.count("others may write") == 1
+    assert caplog.text.count("no other user can write to") == 1
 
 
 def test_a_directory_that_cannot_be_made_costs_only_time(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
