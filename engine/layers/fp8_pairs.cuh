@@ -1,5 +1,5 @@
-// FP8 numbers (float8_e4m3fn) as pairs of bfloat16, 2^-120 times as large by the different exponent bias. Other factors are
-// made 2^60 times as large, and sums corrected at the end.
+// FP8 numbers (float8_e4m3fn) as pairs of bfloat16, 2^-120 times as large by the different exponent bias. Other factors
+// are made 2^60 times as large, and sums corrected at the end.
 
 // Unpacks four FP8 numbers: numbers 0 and 2, and numbers 1 and 3.
 __device__ __forceinline__ void unpack(unsigned int four, unsigned int& even, unsigned int& odd) {

@@ -20,8 +20,8 @@ from tandem.v1 import inference_pb2 as pb
 from tests.cluster.command import GONE_S, Server, start
 from tests.cluster.conftest import Answer, Clusters, wait_until
 
-# Takes the tiny model several seconds.
-NUM_TOKENS = 2000
+# Takes the tiny model eight seconds: on a busy machine the checks before the end took more than three.
+NUM_TOKENS = 4000
 FINISH_S = 90.0
 
 Serve = Callable[..., Server]
@@ -32,7 +32,7 @@ def long_model_dir(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("models") / "long-llama"
     shutil.copytree(tiny_model_dir, directory)
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+    (directory / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
     return directory
 
 
@@ -42,7 +42,7 @@ def serve(clusters: Clusters, long_model_dir: Path, tmp_path: Path) -> Iterator[
     at_end = ExitStack()
 
     def started(*arguments: str) -> Server:
-        server = start("--model", str(long_model_dir), "--num-pages", "256", *arguments, runtime_dir=tmp_path)
+        server = start("--model", str(long_model_dir), "--num-pages", "640", *arguments, runtime_dir=tmp_path)
         at_end.callback(lambda: end_processes([p for p in server.tree if p.is_alive()], 5.0))
         return server
 
@@ -94,9 +94,10 @@ def test_running_requests_finish_and_new_ones_are_refused(serve: Serve) -> None:
     server = serve("--drain-timeout", "90")
     requests = [LongRequest(server) for _ in range(2)]
     wait_until(lambda: health(server) == health_pb2.HealthCheckResponse.SERVING, 1.0, "health says so")
-    os.kill(server.process.pid, signal.SIGTERM)
-    wait_until(lambda: health(server) == health_pb2.HealthCheckResponse.NOT_SERVING, 5.0, "health says so")
     with TandemClient(server.address) as client:
+        client.server_info()
+        os.kill(server.process.pid, signal.SIGTERM)
+        wait_until(lambda: health(server) == health_pb2.HealthCheckResponse.NOT_SERVING, 5.0, "health says so")
         with pytest.raises(TandemError, match="the server is shutting down") as refused:
             list(client.generate(long_request(), timeout_s=5.0))
         info = client.server_info()
