@@ -170,7 +170,7 @@ def test_ctrl_c_cuts_requests_after_the_drain_timeout(server: Server) -> None:
     print("cut after", request.ended_at - began)
     assert request.error is not None
     assert (request.error.code, str(request.error)) == ("UNAVAILABLE", "the server is shutting down")
-    assert DRAIN_TIMEOUT_S - 0.1 < request.ended_at - began < DRAIN_TIMEOUT_S + 10.0
+    assert DRAIN_TIMEOUT_S - 0.1 < request.ended_at - began < DRAIN_TIMEOUT_S + 3.0
     assert server.finish() == 0
     assert "Requests cut short: 1" in "".join(server.output)
     assert time.monotonic() - began < DRAIN_TIMEOUT_S + 15.0
