@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from tandem.decode_worker.draft_acceptance import AcceptanceMeans
 from tandem.decode_worker.overlap_price import OverlapPrice, StepTime
 from tandem.decode_worker.plain_step import longest_step_s, plain_step_s
 from tandem.engine.draft_costs import DraftCosts
@@ -29,9 +28,6 @@ class DraftPolicy:
     themselves.
 
     A step with drafts follows known tokens, so it does not overlap with others, which is part of its price.
-
-    Attributes:
-        acceptance: of proposals, computed or not.
     """
 
     def __init__(
@@ -50,7 +46,6 @@ class DraftPolicy:
         """
         self._timer = timer
         self._objective_s = itl_objective_s
-        self.acceptance = AcceptanceMeans()
         self._renewal = RENEWAL_START
         self._costs = costs
         self._price = price

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from tandem.decode_worker import draft_policy
+from tandem.decode_worker.draft_acceptance import AcceptanceMeans
 from tandem.decode_worker.draft_counts import DraftCounts
 from tandem.decode_worker.draft_policy import DraftPolicy
 from tandem.decode_worker.drafters.base import Drafter
@@ -139,6 +140,7 @@ class Drafting(StepDrafts):
         super().__init__(source, engine, cache)
         self._drafter = DRAFTERS.load(source)
         self._policy = policy
+        self._means = AcceptanceMeans()
         self._shared = shared
         self._clock = clock
         # Whether drafts would have paid when all requests were last looked at, and the last sample of them.
@@ -225,7 +227,7 @@ class Drafting(StepDrafts):
                 sampled = sequence.token_ids[of_job.proposed_at :]
                 source = of_job.source
                 known = of_job.acceptance[source]
-                of_job.acceptance[source] = self._policy.acceptance.observe(source, known, of_job.proposed, sampled)
+                of_job.acceptance[source] = self._means.observe(source, known, of_job.proposed, sampled)
                 # Without a token since, nothing is known of them.
                 were_wrong = bool(sampled) and sampled[0] != of_job.proposed[0]
             # A drafter of the user's own may propose more.
@@ -233,7 +235,7 @@ class Drafting(StepDrafts):
             proposed = of_job.drafter.propose(sequence.token_ids, max_tokens)[:max_tokens]
             of_job.source = of_job.drafter.source or self._source
             if self._policy is not None:
-                of_job.acceptance.setdefault(of_job.source, self._policy.acceptance.usual(of_job.source))
+                of_job.acceptance.setdefault(of_job.source, self._means.usual(of_job.source))
             of_job.proposed = self._until_stop(job, proposed)
             of_job.proposed_at = len(sequence.token_ids)
             if were_wrong and self._policy is not None:

@@ -62,7 +62,7 @@ class Draws:
         # Rows with a small top-k need no sort, and rows without top-p skip its work.
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, p in enumerate(params):
-            if p.top_k > 0 or p.top_p < 1:
+            if p.has_filters:
                 groups.setdefault((0 < p.top_k <= MAX_SELECTED, p.top_p < 1), []).append(i)
         top_k = [min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in params]
         columns = [_ints(rows), _floats(p.temperature for p in params), _floats(p.min_p for p in params), _floats(u)]

@@ -116,6 +116,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW_TEMPERATURE
 
     @property
+    def has_filters(self) -> bool:
+        """Whether top_k or top_p may drop tokens."""
+        return self.top_k > 0 or self.top_p < 1
+
+    @property
     def has_penalties(self) -> bool:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 

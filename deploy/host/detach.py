@@ -35,8 +35,11 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
     log.unlink(missing_ok=True)
     log_fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     reader, writer = os.pipe()
+    # A stop before there is a handler would end this process alone.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reader)
         _run(main, log_fd, writer)
     os.close(writer)
@@ -51,6 +54,7 @@ def run_detached(main: Callable[[Callable[[], None]], int], log: Path) -> int:
 
     for signum in _STOP_SIGNALS:
         signal.signal(signum, stop)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         if _show(log, reader):
             return 0

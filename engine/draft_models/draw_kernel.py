@@ -43,7 +43,7 @@ def draw_tokens(
     Args:
         logits: (num_rows, vocab_size) bfloat16, contiguous.
         temperature, top_p, min_p: (num_rows,) float64; temperature 0: the most likely token, the lowest of equals.
-        top_k: (num_rows,) int64; 0: all.
+        top_k: (num_rows,) int64; 0 or -1: all.
         u: (num_passes, num_rows or more) float64, random numbers in [0, 1).
         number: (1,) int64, the row of `u` and `drawn`.
         out: (num_rows,) int64, overwritten.

@@ -54,7 +54,7 @@ class PassDraws:
         drawing = [place for place, row in enumerate(rows) if not row.sampling.is_greedy]
         if drawing:
             params = [rows[place].sampling for place in drawing]
-            self.has_filters = any(p.top_k or p.top_p < 1 for p in params)
+            self.has_filters = any(p.has_filters for p in params)
             floats[_TEMPERATURE, drawing] = [p.temperature for p in params]
             staged[_TOP_K, drawing] = [p.top_k for p in params]
             floats[_TOP_P, drawing] = [p.top_p for p in params]

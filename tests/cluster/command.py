@@ -65,6 +65,7 @@ def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server
     try:
         found = wait_until(address, START_S, "the server is up")
     except BaseException:
-        end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
+        if process.poll() is None:
+            end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
         raise
     return Server(name, process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)

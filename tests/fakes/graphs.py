@@ -135,7 +135,7 @@ def draw_tokens(
     for row, (t, k, p, m) in enumerate(params):
         out[row] = logits[row].argmax()
         if t > 0:
-            assert has_filters or (k == 0 and p == 1)
+            assert has_filters or (k <= 0 and p == 1)
             sequence = TokenSequence([0], 1, (), sampling=SamplingParams(1, t, k, p, m))
             draws = Draws.of([sequence], logits.shape[1], logits.device)
             uniform = u[number, row].view(1, 1)

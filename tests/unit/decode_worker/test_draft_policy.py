@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.decode_worker.draft_acceptance import START
+from tandem.decode_worker.draft_acceptance import START, AcceptanceMeans
 from tandem.decode_worker.draft_policy import MAX_DRAFTS, DraftPolicy
 from tandem.decode_worker.overlap_price import FEWEST, MAX_AGE, OverlapPrice, StepTime
 from tandem.decode_worker.pacing import StepPace
@@ -27,6 +27,7 @@ class Device:
         self.clock = FakeClock()
         self.timer = ForwardTimer("cpu", self.clock)
         self.policy = DraftPolicy(self.timer, objective_s)
+        self.means = AcceptanceMeans()
 
     def step_s(self, num_rows: int) -> float:
         return STEP_S + self.row_s * num_rows
@@ -63,12 +64,12 @@ def test_wrong_drafts_end_by_themselves(row_s: float) -> None:
     spent = plain = 0.0
     # Requests one after the other.
     for _ in range(10):
-        acceptance = device.policy.acceptance.usual(SOURCE)
+        acceptance = device.means.usual(SOURCE)
         for _ in range(100):
             [count] = device.choose([acceptance], 1)
             spent += device.run(1 + count, 1)
             plain += device.step_s(1)
-            acceptance = device.policy.acceptance.observe(SOURCE, acceptance, [7] * MAX_DRAFTS, [8])
+            acceptance = device.means.observe(SOURCE, acceptance, [7] * MAX_DRAFTS, [8])
     assert count == 0 and spent < 1.02 * plain
 
 
@@ -79,7 +80,7 @@ def test_right_drafts_return_without_a_forward_pass_for_the_attempt() -> None:
     assert device.choose([acceptance], 1) == [0]
     # The tokens of steps without drafts were proposed.
     for _ in range(16):
-        acceptance = device.policy.acceptance.observe(SOURCE, acceptance, [7, 7], [7])
+        acceptance = device.means.observe(SOURCE, acceptance, [7, 7], [7])
     [count] = device.choose([acceptance], 1)
     assert count > 0
     gained = sum(acceptance**depth for depth in range(count + 1))
@@ -110,23 +111,21 @@ def test_drafts_keep_the_objective_where_plain_steps_do() -> None:
 
 
 def test_acceptance_counts_up_to_the_first_wrong_draft() -> None:
-    policy = Device(ROW_S[0]).policy
-    once = policy.acceptance.observe(SOURCE, START, [7], [7])
-    assert policy.acceptance.observe(SOURCE, START, [7, 8, 9], [7]) == once > START
+    means = AcceptanceMeans()
+    once = means.observe(SOURCE, START, [7], [7])
+    assert means.observe(SOURCE, START, [7, 8, 9], [7]) == once > START
     # The tokens behind a wrong draft say nothing of later ones.
     assert (
-        policy.acceptance.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9])
-        == policy.acceptance.observe(SOURCE, START, [7, 8], [7, 9])
-        < once
+        means.observe(SOURCE, START, [7, 8, 9, 9], [7, 9, 9, 9]) == means.observe(SOURCE, START, [7, 8], [7, 9]) < once
     )
-    assert policy.acceptance.observe(SOURCE, START, [], [7]) == START
+    assert means.observe(SOURCE, START, [], [7]) == START
 
 
 def test_a_source_that_is_wrong_takes_nothing_from_another() -> None:
-    policy = Device(ROW_S[0]).policy
+    means = AcceptanceMeans()
     for _ in range(100):
-        policy.acceptance.observe("shared", START, [7], [8])
-    assert policy.acceptance.usual("shared") < 0.2 < policy.acceptance.usual(SOURCE) == START
+        means.observe("shared", START, [7], [8])
+    assert means.usual("shared") < 0.2 < means.usual(SOURCE) == START
 
 
 class Pace(StepPace):

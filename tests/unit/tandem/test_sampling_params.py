@@ -53,6 +53,13 @@ def test_named_tokens_need_their_place() -> None:
     assert not SamplingParams(5, allowed_token_ids=(2,)).needs_argmax_only
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "has_filters"), [(0, 1.0, False), (-1, 1.0, False), (1, 1.0, True), (-1, 0.99, True)]
+)
+def test_a_filter_may_drop_tokens(top_k: int, top_p: float, has_filters: bool) -> None:
+    assert SamplingParams(1, top_k=top_k, top_p=top_p).has_filters == has_filters
+
+
 def test_only_the_seed_changes() -> None:
     params = SamplingParams(5, temperature=0.5, logit_bias=((7, 1.0),), seed=3, stop_token_ids=(0, 2))
     again = params.with_seed(2**64 - 1)

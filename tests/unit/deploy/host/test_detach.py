@@ -93,6 +93,13 @@ def test_a_clean_end_by_a_signal_is_a_failure(signum: int, status: int, log: Pat
     assert (process.returncode, errors) == (status, "Given up before it was ready\n")
 
 
+def test_a_signal_right_after_the_fork_stops_the_child(log: Path) -> None:
+    fork = "lambda fork=os.fork: (pid := fork()) and (os.kill(os.getpid(), signal.SIGINT), pid)[1]"
+    script = SCRIPT.format(body="time.sleep(30)").replace("sys.exit(", f"os.fork = {fork}\nsys.exit(")
+    process = subprocess.run([sys.executable, "-c", script, str(log)], capture_output=True, text=True, timeout=20.0)
+    assert (process.returncode, process.stderr) == (128 + signal.SIGTERM, "")
+
+
 def test_the_child_survives_a_killed_parent(log: Path) -> None:
     process = start("time.sleep(0.5); on_ready(); print('over', flush=True)", log)
     wait_for("starting", log)

@@ -272,16 +272,19 @@ def test_a_stop_during_the_start_is_not_a_failure(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("num_stoppers", "ends"), [(1, False), (2, True)])
 def test_a_second_requester_ends_the_drain(num_stoppers: int, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCluster, "num_left", 3)
+    # The drain begins once all have asked.
+    may_drain = threading.Event()
+    monkeypatch.setattr(FakeCluster, "begin_drain", lambda self: 60.0 if may_drain.wait(5.0) else 0.0)
     made = actor(drain_timeout_s=60.0)
     wait_for(made, SERVING)
     for number in range(num_stoppers):
         # Each requester repeats its request.
         for _ in range(3):
             made.stop(str(number))
+    may_drain.set()
     made._thread.join(5.0 if ends else 0.5)
     assert (made.state().phase == ENDED) == ends
-    # The first request alone starts the drain, so its line may be there before the second ends it.
-    assert ends or any("Requests left: 3" in line for line in made.state().lines)
+    assert any("Requests left: 3" in line for line in made.state().lines) != ends
     assert ("Requests cut short: 3" in text_of(made.state().lines)) == ends
     made.stop("another")
     wait_for(made, ENDED)

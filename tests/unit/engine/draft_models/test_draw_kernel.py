@@ -26,6 +26,7 @@ FILTERS = [
     {"top_p": 0.01},
     {"top_p": 0.6},
     {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    {"top_k": -1},
 ]
 
 
@@ -57,7 +58,7 @@ def drawn(kernels: ModuleType, logits: torch.Tensor, params: list[SamplingParams
         torch.tensor([1]),
         out,
         tokens,
-        any(p.top_k or p.top_p < 1 for p in params),
+        any(p.has_filters for p in params),
     )
     assert tokens.tolist() == [[-1] * len(params), out.tolist(), [-1] * len(params)]
     return out.tolist()
