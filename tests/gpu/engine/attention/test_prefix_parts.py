@@ -222,6 +222,6 @@ def test_memory_made_in_inference_mode_is_planned_outside_of_it() -> None:
     pieces = Pieces([(64, 16_000)])
     backend = pieces.backend()
     with torch.inference_mode():
-        expected = pieces.launched(backend).clone()
-    assert pieces.launched(backend).equal(expected)
-    pieces.check(expected)
+        expected = pieces.launched(backend, [0]).clone()
+    assert pieces.launched(backend, [0]).equal(expected)
+    pieces.check(expected, [0])
