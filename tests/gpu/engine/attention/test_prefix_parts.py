@@ -219,7 +219,7 @@ def test_neither_runs_nor_neighbours_change_a_bit() -> None:
 
 def test_memory_made_in_inference_mode_is_planned_outside_of_it() -> None:
     """As by an engine: forward passes run in inference mode, start-up plans outside of it."""
-    pieces = Pieces([(64, 16_000)])
+    pieces = Pieces(((64, 16_000),))
     backend = pieces.backend()
     with torch.inference_mode():
         expected = pieces.launched(backend, [0]).clone()
