@@ -30,6 +30,7 @@ STAGES = (
     "importing",
     "loading weights",
     "fingerprinting weights",
+    "compiling kernels",
     "warming up",
     "allocating pages",
     "capturing graphs",

@@ -1,7 +1,7 @@
 """Measures the GPU memory of forward passes and graphs, and loads kernels before the first request."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,13 +25,6 @@ from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 TRIAL_BATCH_SIZE = 24
 # Sizes that run other kernels than large prefills.
 SMALL_PREFILLS = (1, 2, 4, 8, 16, 32, 64)
-# Bounds between kernels of decode steps. Experts of up to 8 rows have a kernel for each power of two.
-DECODE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Libraries choose kernels by the number of tokens, in steps of TOKEN_STEP, and by the number of prompts. Up to
-# FEW_TOKENS they alternate with our own at a finer step.
-TOKEN_STEP = 128
-FEW_TOKENS, FEW_TOKENS_STEP = 4096, 64
-NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
 NUM_TRIAL_SIZES = 6
 # Above this ratio of device time to launch time a graph saves only host time.
 LAUNCH_BOUND = 1.2
@@ -119,7 +112,7 @@ def measure_memory(
         all_trials.append(trials)
     if config.max_chunk_tokens:
         for some_trials in all_trials:
-            _load_kernels(engine, some_trials, config.max_chunk_tokens)
+            _load_kernels(engine, some_trials.prefills(config.max_chunk_tokens))
         # Continued prompts run other kernels than new ones.
         for cached_len in (0, 1):
             for num_tokens in SMALL_PREFILLS:
@@ -129,7 +122,8 @@ def measure_memory(
     batch_size = max(config.max_batch_size, config.cuda_graph_max_bs)
     if batch_size:
         for some_trials in all_trials:
-            _load_step_kernels(engine, some_trials, batch_size)
+            # Some steps may have no graph, and compiling a kernel takes a second.
+            _load_kernels(engine, some_trials.steps(batch_size))
         forward = max(forward, _peak_bytes(engine, trials.decode(batch_size, _SAMPLED)))
     if batch_size and config.max_chunk_tokens and engine.mixes(batch_size, config.max_chunk_tokens):
         batch = trials.mixed(batch_size, config.max_chunk_tokens, MAX_PREFILL_BATCH_SIZE, _SAMPLED)
@@ -266,21 +260,11 @@ def _bytes_taken(capture: Callable[[], object]) -> int:
     return max(0, taken)
 
 
-def _load_kernels(engine: Engine, trials: TrialBatches, max_tokens: int) -> None:
+def _load_kernels(engine: Engine, batches: Iterable[Batch]) -> None:
     """One layer suffices. Loading takes milliseconds and may wait for the device."""
     shallow = engine.shallow()
-    few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
-    for number, num_tokens in enumerate((*few, *range(FEW_TOKENS, max_tokens, TOKEN_STEP))):
-        num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
-        shallow.forward(trials.prefill(num_tokens, number % 2, num_prompts, _GREEDY))
-
-
-def _load_step_kernels(engine: Engine, trials: TrialBatches, max_batch_size: int) -> None:
-    """Some steps may have no graph, and compiling a kernel takes a second."""
-    shallow = engine.shallow()
-    for size in DECODE_SIZES:
-        if size < max_batch_size:
-            shallow.forward(trials.decode(size, _GREEDY))
+    for batch in batches:
+        shallow.forward(batch)
 
 
 def _load_draft_kernels(engine: Engine, trials: TrialBatches, max_rows: int, max_drafts: int) -> None:

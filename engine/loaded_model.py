@@ -25,6 +25,7 @@ from tandem.engine.models.config import ModelConfig
 from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.ranks.config import RankConfig
 from tandem.engine.ranks.group import RankGroup
+from tandem.engine.rehearsal import rehearsing
 from tandem.engine.weights.fingerprint import model_fingerprint
 from tandem.engine.weights.loader import load_weights
 
@@ -63,15 +64,20 @@ def load_model(
     of_target = layout.target if isinstance(layout, DraftedLayout) else layout
     backend_type = choose_backend(config, of_target, num_q_heads, device)
     slots = AdapterSlots(model, config.max_loras, config.max_lora_rank, device) if config.max_loras else None
-    kv_scales = load_weights(
-        model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
-    )
-    on_progress("fingerprinting weights")
-    fingerprint = model_fingerprint(model, kv_scales, group)
+
+    def unscaled(pool: KvPool) -> AttentionBackend:
+        return backend_type(pool, num_q_heads)
+
+    with rehearsing(config, model, of_target, unscaled, device, on_progress):
+        kv_scales = load_weights(
+            model, Path(config.model_dir), config.load_format, model_config.quantization, device, on_progress
+        )
+        on_progress("fingerprinting weights")
+        fingerprint = model_fingerprint(model, kv_scales, group)
     has_scales = config.kv_cache_dtype != "auto"
 
     def backend(pool: KvPool) -> AttentionBackend:
-        return backend_type(pool, num_q_heads, kv_scales=kv_scales) if has_scales else backend_type(pool, num_q_heads)
+        return backend_type(pool, num_q_heads, kv_scales=kv_scales) if has_scales else unscaled(pool)
 
     if has_scales:
         scales = "all scales are 1" if kv_scales.are_ones else "scales are the checkpoint's"

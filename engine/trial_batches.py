@@ -1,6 +1,6 @@
 """Batches that measure an engine before it serves."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
 from tandem.engine.adapters.base import NO_ADAPTER
@@ -8,6 +8,16 @@ from tandem.engine.batch import Batch
 from tandem.engine.models.config import ModelConfig
 from tandem.engine.token_sequence import TokenSequence
 from tandem.sampling_params import SamplingParams
+
+# Bounds between kernels of decode steps. Experts of up to 8 rows have a kernel for each power of two.
+DECODE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Libraries choose kernels by the number of tokens, in steps of TOKEN_STEP, and by the number of prompts. Up to
+# FEW_TOKENS they alternate with our own at a finer step.
+TOKEN_STEP = 128
+FEW_TOKENS, FEW_TOKENS_STEP = 4096, 64
+NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
+
+_GREEDY = SamplingParams(max_tokens=1)
 
 
 class TrialBatches:
@@ -47,6 +57,19 @@ class TrialBatches:
     def mixed(self, batch_size: int, num_tokens: int, num_prompts: int, sampling: SamplingParams) -> Batch:
         prompts = self.prefill(num_tokens, 1, num_prompts, sampling).prompts
         return Batch.of(self.decode(batch_size, sampling).decoded, prompts)
+
+    def prefills(self, max_tokens: int) -> Iterator[Batch]:
+        """Yields prefills with less than max_tokens that meet all kernels, of new and of continued prompts."""
+        few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
+        for number, num_tokens in enumerate((*few, *range(FEW_TOKENS, max_tokens, TOKEN_STEP))):
+            num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
+            yield self.prefill(num_tokens, number % 2, num_prompts, _GREEDY)
+
+    def steps(self, max_batch_size: int, sizes: Sequence[int] = DECODE_SIZES) -> Iterator[Batch]:
+        """Yields decode steps of those of the sizes that are below max_batch_size."""
+        for size in sizes:
+            if size < max_batch_size:
+                yield self.decode(size, _GREEDY)
 
     def _sequences(self, lengths: Sequence[int], cached_len: int, sampling: SamplingParams) -> list[TokenSequence]:
         sequences = []

@@ -46,7 +46,7 @@ COMPILE_TIMEOUT_S = 120
 
 
 class Compilers:
-    """Compiles kernels in processes, begun before this one uses CUDA."""
+    """Compiles kernels in processes, begun before this one uses CUDA. They keep the results in files."""
 
     def __init__(self, matrices: Iterable[MatrixSizes], tokens: Sequence[int]) -> None:
         self._pool = multiprocessing.get_context("fork").Pool(os.cpu_count())
@@ -59,13 +59,13 @@ class Compilers:
                 for num_tokens in tokens
                 for tile in tiles_for(matrix, num_tokens)
             )
-        self._keys = {kind: [(PACKAGE, SOURCE, options) for options in sorted(of)] for kind, of in wanted.items()}
-        for kind, keys in self._keys.items():
+        for kind, of_kind in wanted.items():
+            keys = [(PACKAGE, SOURCE, options) for options in sorted(of_kind)]
             self._running[kind] = self._pool.starmap_async(cuda_kernel.compile_kernel, keys, chunksize=1)
 
     def wait_for(self, kind: str) -> None:
         if (running := self._running.pop(kind, None)) is not None:
-            cuda_kernel.keep_compiled(dict(zip(self._keys[kind], running.get(COMPILE_TIMEOUT_S), strict=True)))
+            running.get(COMPILE_TIMEOUT_S)
 
 
 def measure(case: Case, num_tokens: int, candidates: Sequence[BalancedTile]) -> Figure:

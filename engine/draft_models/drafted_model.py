@@ -9,6 +9,7 @@ from tandem.engine.adapters.ops import AdapterBatch
 from tandem.engine.attention.base import Attention
 from tandem.engine.draft_models.backend import DraftedAttention
 from tandem.engine.draft_models.base import DraftModel
+from tandem.engine.layers.ops import LayerOps
 from tandem.engine.models.base import Model
 from tandem.engine.models.decoder import DecoderModel
 from tandem.engine.models.linears import HeldProjections
@@ -57,8 +58,8 @@ class DraftedModel(Model):
     def loaded(self) -> None:
         self.target.loaded()
 
-    def shallow(self) -> "DraftedModel":
-        model = DraftedModel(self.target.shallow(), self.drafter)
+    def shallow(self, ops: LayerOps | None = None) -> "DraftedModel":
+        model = DraftedModel(self.target.shallow(ops), self.drafter)
         # It has few layers.
         model._layers_read = (0,) * len(self._layers_read)
         return model

@@ -7,11 +7,11 @@ import torch
 
 from tandem.engine.layers.balanced_choice import Matrix, balanced_tile_for, matrix_of, tiles_of
 from tandem.engine.layers.balanced_tiles import GROUP_OUTPUTS, BalancedTile, deal, num_stages, result_bytes
-from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, compile_kernel, compile_options, tensor_map
+from tandem.engine.layers.cuda_kernel import SWIZZLE, CudaKernel, begin_compiling, compile_options, tensor_map
 from tandem.engine.layers.fp8 import FP8_DTYPE
 from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_quantize import Quantized
-from tandem.engine.layers.kernel_compilers import Kernel, KernelCompilers
+from tandem.engine.layers.kernel_compilers import Kernel
 from tandem.engine.layers.linear import LinearBase
 from tandem.engine.layers.products import product_of
 
@@ -42,7 +42,6 @@ class BalancedProducts:
         # With the number of clusters that run at once.
         self._kernels: dict[tuple[BalancedTile, bool, bool], tuple[CudaKernel, int]] = {}
         self._matrices: set[Matrix] = set()
-        self._compilers = KernelCompilers(compile_kernel)
         self._partials = torch.empty(self._num_sms * MAX_TILE if self._is_supported else 0, device=device)
         # Zero between launches.
         self._arrived = torch.zeros(self._num_sms, dtype=torch.int32, device=device)
@@ -56,7 +55,7 @@ class BalancedProducts:
         if matrix not in self._matrices:
             self._matrices.add(matrix)
             is_fp8 = product.kind != "plain"
-            self._compilers.begin(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
+            begin_compiling(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
         tile = balanced_tile_for(product)
         if tile is None or tile.parts == 1:
             return tile
@@ -139,7 +138,6 @@ class BalancedProducts:
         """Returns the kernel, and the clusters of it that run at once."""
         key = tile._replace(unit=0), is_gated, is_fp8
         if key not in self._kernels:
-            self._compilers.wait_for(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8))
             stages = num_stages(tile, self._shared_memory, is_gated=is_gated)
             results = result_bytes(tile, is_gated=is_gated)
             kernel = CudaKernel(

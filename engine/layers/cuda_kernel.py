@@ -1,7 +1,7 @@
 """CUDA C++ kernels, compiled by NVRTC at first use in about 0.1 s, and kept in files. Needs CUDA."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import c_float, c_int, c_void_p
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from cuda.bindings import driver, nvrtc
 
 from tandem.engine.layers.kernel_cache import cached, key_of
+from tandem.engine.layers.kernel_compilers import Kernel, KernelCompilers
 
 PDL_CAPABILITY = 9
 # Bytes of a box's row in shared memory.
@@ -23,8 +24,6 @@ _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _SHARED_BYTES = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 # In percent.
 _SHARED_SHARE = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-# By the arguments of `compile_kernel`.
-_binaries: dict[tuple[str, str, tuple[str, ...]], bytes] = {}
 
 
 @functools.cache
@@ -61,6 +60,7 @@ class CudaKernel:
 
         Raises:
             RuntimeError: the kernel cannot be compiled or loaded.
+            TimeoutError: a thread that compiles it takes too long.
         """
         capability = torch.cuda.get_device_capability(device)
         binary = compile_kernel(package, name, compile_options(macros, capability, is_specific=is_specific))
@@ -133,17 +133,14 @@ def compile_options(
     return f"--gpu-architecture={architecture}", *(f"-D{name}={value}" for name, value in macros.items())
 
 
+def begin_compiling(kernels: Iterable[Kernel]) -> None:
+    """Compiles in threads. `compile_kernel` waits for them."""
+    _compilers.begin(kernels)
+
+
 def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
-    """Cached: the engine makes its kernels again after it measures memory. Raises RuntimeError."""
-    key = package, name, options
-    if key not in _binaries:
-        _binaries[key] = _compile(*key)
-    return _binaries[key]
-
-
-def keep_compiled(binaries: Mapping[tuple[str, str, tuple[str, ...]], bytes]) -> None:
-    """Adds results of `compile_kernel`, by its arguments, of other processes."""
-    _binaries.update(binaries)
+    """Compiles once: the engine makes its kernels again after it measures memory. Raises as KernelCompilers.get."""
+    return _compilers.get((package, name, options))
 
 
 def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
@@ -155,6 +152,9 @@ def _compile(package: str, name: str, options: tuple[str, ...]) -> bytes:
     arguments = ("--std=c++17", *options)
     key = key_of(_compiler(), arguments, name, source, headers)
     return cached(key, lambda: _compile_source(name, source, headers, arguments))
+
+
+_compilers = KernelCompilers(_compile)
 
 
 @functools.cache

@@ -15,38 +15,38 @@ TIMEOUT_S = 120.0
 
 
 class KernelCompilers:
-    """Threads end with their work. A process that ends does not wait for them."""
+    """Compiles each kernel once and keeps the result, for any number of threads.
+
+    Its own threads end with their work. A process that ends does not wait for them.
+    """
 
     def __init__(
         self, compile_kernel: Callable[[str, str, tuple[str, ...]], bytes], timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Args: compile_kernel: keeps the result for later calls."""
         self._compile = compile_kernel
         self._timeout_s = timeout_s
         self._results: dict[Kernel, Future[bytes]] = {}
 
     def begin(self, kernels: Iterable[Kernel]) -> None:
         """Begins to compile, in this order, kernels that were not begun before."""
-        new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._results]
-        self._results.update((kernel, Future()) for kernel in new)
-        waiting: queue.SimpleQueue[Kernel] = queue.SimpleQueue()
-        for kernel in new:
-            waiting.put(kernel)
+        new = [(kernel, result) for kernel in kernels if (result := self._begun(kernel)) is not None]
+        waiting: queue.SimpleQueue[tuple[Kernel, Future[bytes]]] = queue.SimpleQueue()
+        for kernel, result in new:
+            waiting.put((kernel, result))
         for _ in range(min(NUM_THREADS, len(new))):
             threading.Thread(target=self._work, args=(waiting,), name="compiler", daemon=True).start()
 
-    def wait_for(self, kernel: Kernel) -> None:
-        """Waits for a kernel, unless it was not begun.
+    def get(self, kernel: Kernel) -> bytes:
+        """Returns a compiled kernel. Compiles it here unless it was begun.
 
         Raises:
             RuntimeError: it cannot be compiled.
             TimeoutError: compiling takes longer than the limit.
         """
-        result = self._results.get(kernel)
-        if result is None:
-            return
+        if (new := self._begun(kernel)) is not None:
+            self._finish(kernel, new)
         try:
-            result.result(self._timeout_s)
+            return self._results[kernel].result(self._timeout_s)
         except FutureTimeoutError:
             package, name, options = kernel
             raise TimeoutError(
@@ -54,13 +54,21 @@ class KernelCompilers:
                 "may be busy; start the worker again"
             ) from None
 
-    def _work(self, waiting: "queue.SimpleQueue[Kernel]") -> None:
+    def _begun(self, kernel: Kernel) -> Future[bytes] | None:
+        """Returns the place of the kernel's result; None: another call has begun it."""
+        result: Future[bytes] = Future()
+        return result if self._results.setdefault(kernel, result) is result else None
+
+    def _work(self, waiting: "queue.SimpleQueue[tuple[Kernel, Future[bytes]]]") -> None:
         while True:
             try:
-                kernel = waiting.get_nowait()
+                kernel, result = waiting.get_nowait()
             except queue.Empty:
                 return
-            try:
-                self._results[kernel].set_result(self._compile(*kernel))
-            except Exception as error:  # Raised again where the kernel is needed.
-                self._results[kernel].set_exception(error)
+            self._finish(kernel, result)
+
+    def _finish(self, kernel: Kernel, result: Future[bytes]) -> None:
+        try:
+            result.set_result(self._compile(*kernel))
+        except Exception as error:  # Raised again where the kernel is needed.
+            result.set_exception(error)

@@ -96,8 +96,9 @@ class Model(Weights):
         """Yields the matrices that adapters may change, in the order of layers. Only linears of `adapted_modules`."""
         return iter(())
 
-    def shallow(self) -> "Model":
-        """Returns a model of the same weights with few layers but all kernels, or the whole model."""
+    def shallow(self, ops: LayerOps | None = None) -> "Model":
+        """Returns a model of the same weights with few layers but all kernels, or the whole model. Args: ops: its
+        operations; None: the same."""
         return self
 
     @property

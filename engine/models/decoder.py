@@ -146,8 +146,9 @@ class DecoderModel(Model):
     def _counts_of(self, layer: int) -> LayerCounts | None:
         return None if self.expert_counts is None else self.expert_counts.of_layer(layer)
 
-    def shallow(self) -> "DecoderModel":
+    def shallow(self, ops: LayerOps | None = None) -> "DecoderModel":
         model = copy.copy(self)
+        model._ops = self._ops if ops is None else ops
         # One layer per kind (checkpoints may exclude layers from FP8), and the last, which computes fewer rows.
         *layers, last = self._layers
         model._layers = [*list({layer.kind: layer for layer in reversed(layers)}.values())[::-1], last]
