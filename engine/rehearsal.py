@@ -99,8 +99,8 @@ def rehearsing(
         TimeoutError: compiling takes longer than the limit.
     """
     is_alone = model.collectives is None and config.workers_per_gpu == 1
-    is_compiled = device.type == "cuda" and model.dtype in FUSED_DTYPES and isinstance(model, DecoderModel)
-    if not is_alone or not is_compiled or model.config.experts is not None or not _has_room(device):
+    is_compiled = device.type == "cuda" and model.dtype in FUSED_DTYPES and model.config.experts is None
+    if not isinstance(model, DecoderModel) or not is_alone or not is_compiled or not _has_room(device):
         yield
         return
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
@@ -109,6 +109,8 @@ def rehearsing(
     for _, weight in shallow.named_parameters():
         weight.zero_()
     torch.cuda.synchronize(device)
+    # All at once: a forward pass needs one after another.
+    layer_ops(model.dtype, device).begin_compiling(shallow.matrices())
 
     def make_engine() -> Engine:
         pool = CudaKvPool(layout, 1, device)

@@ -13,6 +13,7 @@ from tandem.engine.layers.fp8_linear import Fp8Linear
 from tandem.engine.layers.fp8_quantize import Quantized
 from tandem.engine.layers.kernel_compilers import Kernel
 from tandem.engine.layers.linear import LinearBase
+from tandem.engine.layers.product_tiles import Product
 from tandem.engine.layers.products import product_of
 
 PACKAGE, SOURCE = "tandem.engine.layers", "balanced_products"
@@ -48,14 +49,10 @@ class BalancedProducts:
 
     def tile(self, num_tokens: int, linear: LinearBase, *, is_gated: bool = False) -> BalancedTile | None:
         """Returns None if another kernel is faster. The first call for a matrix begins to compile all its kernels."""
-        if not self._is_supported or linear.weight.dtype not in DTYPES:
+        if not self._multiplies(linear):
             return None
         product = product_of(num_tokens, linear, is_gated=is_gated)
-        matrix = matrix_of(product)
-        if matrix not in self._matrices:
-            self._matrices.add(matrix)
-            is_fp8 = product.kind != "plain"
-            begin_compiling(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
+        self._begin(product)
         tile = balanced_tile_for(product)
         if tile is None or tile.parts == 1:
             return tile
@@ -63,6 +60,12 @@ class BalancedProducts:
         _, max_clusters = self.kernel(tile, is_gated=is_gated, is_fp8=product.kind != "plain")
         num_clusters = deal(tile, num_tokens, len(linear.weight), SWIZZLE, max_clusters).num_clusters
         return tile if num_clusters <= max_clusters else None
+
+    def begin_compiling(self, linear: LinearBase) -> None:
+        """Begins to compile all kernels of a matrix, gated or not: the table has only what models need."""
+        if self._multiplies(linear):
+            for is_gated in (False, True):
+                self._begin(product_of(1, linear, is_gated=is_gated))
 
     def leaving(self, num_sms: int) -> "BalancedProducts":
         """Returns products of whole tiles that leave multiprocessors to other kernels, with the same memory."""
@@ -155,6 +158,17 @@ class BalancedProducts:
                 max_clusters = kernel.max_clusters(tile.num_threads)
             self._kernels[key] = kernel, max_clusters
         return self._kernels[key]
+
+    def _multiplies(self, linear: LinearBase) -> bool:
+        return self._is_supported and linear.weight.dtype in DTYPES
+
+    def _begin(self, product: Product) -> None:
+        matrix = matrix_of(product)
+        if matrix in self._matrices:
+            return
+        self._matrices.add(matrix)
+        is_gated, is_fp8 = product.is_gated, product.kind != "plain"
+        begin_compiling(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
 
     def _compiled(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> Kernel:
         return PACKAGE, SOURCE, compile_options_of(tile, self._shared_memory, is_gated=is_gated, is_fp8=is_fp8)

@@ -1,7 +1,7 @@
 """Layer operations by fused kernels. Needs CUDA."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import flashinfer
 import torch
@@ -135,6 +135,10 @@ class CudaOps(LayerOps):
         logits = (rms_norm(x, norm).float() * shared.gate.float()).sum(-1, keepdim=True)  # (num_tokens, 1)
         output = self.linear_add(hidden, shared.down, torch.zeros_like(x))
         return self._experts.mixture(x, norm, experts, residual).addcmul_(logits.sigmoid().to(x.dtype), output)
+
+    def begin_compiling(self, linears: Iterable[LinearBase]) -> None:
+        for linear in linears:
+            self._balanced.begin_compiling(linear)
 
     def leaving(self, num_multiprocessors: int) -> "CudaOps":
         if not num_multiprocessors:

@@ -1,7 +1,7 @@
 """A layer's operations around attention: matrix products with their neighbors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +63,10 @@ class LayerOps(ABC):
     def captures(self, experts: Experts) -> bool:
         """Returns whether a CUDA graph can capture `mixture`, because it never waits for the device."""
         return False
+
+    def begin_compiling(self, linears: Iterable[LinearBase]) -> None:
+        """Begins to compile kernels for these matrices in threads, before their weights are loaded."""
+        return
 
     def leaving(self, num_multiprocessors: int) -> "LayerOps":
         """Returns operations whose products leave multiprocessors to kernels beside them, where they can."""
