@@ -134,7 +134,9 @@ def rehearsed_batches(config: EngineConfig, model: ModelConfig) -> list[Iterator
         for sizes in (few, many):
             parts.append(TrialBatches(model).steps(max_batch_size, sizes))
     if config.max_chunk_tokens:
-        parts.append(TrialBatches(model).prefills(min(config.max_chunk_tokens, MAX_PREFILL_TOKENS)))
+        # The largest first: they need none of the kernels that compile longest.
+        prefills = TrialBatches(model).prefills(min(config.max_chunk_tokens, MAX_PREFILL_TOKENS))
+        parts.append(reversed(list(prefills)))
     return parts
 
 

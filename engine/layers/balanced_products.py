@@ -1,6 +1,7 @@
 """Products of tens to about a thousand rows, on Hopper's tensor cores (balanced_products.cu). Needs CUDA."""
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -52,7 +53,8 @@ class BalancedProducts:
         if not self._multiplies(linear):
             return None
         product = product_of(num_tokens, linear, is_gated=is_gated)
-        self._begin(product)
+        if matrix_of(product) not in self._matrices:
+            self._begin([product])
         tile = balanced_tile_for(product)
         if tile is None or tile.parts == 1:
             return tile
@@ -61,11 +63,10 @@ class BalancedProducts:
         num_clusters = deal(tile, num_tokens, len(linear.weight), SWIZZLE, max_clusters).num_clusters
         return tile if num_clusters <= max_clusters else None
 
-    def begin_compiling(self, linear: LinearBase) -> None:
-        """Begins to compile all kernels of a matrix, gated or not: the table has only what models need."""
-        if self._multiplies(linear):
-            for is_gated in (False, True):
-                self._begin(product_of(1, linear, is_gated=is_gated))
+    def begin_compiling(self, linears: Iterable[LinearBase]) -> None:
+        """Begins to compile all kernels of some matrices, gated or not: the table has only what models need."""
+        supported = [linear for linear in linears if self._multiplies(linear)]
+        self._begin([product_of(1, linear, is_gated=is_gated) for linear in supported for is_gated in (False, True)])
 
     def leaving(self, num_sms: int) -> "BalancedProducts":
         """Returns products of whole tiles that leave multiprocessors to other kernels, with the same memory."""
@@ -162,13 +163,16 @@ class BalancedProducts:
     def _multiplies(self, linear: LinearBase) -> bool:
         return self._is_supported and linear.weight.dtype in DTYPES
 
-    def _begin(self, product: Product) -> None:
-        matrix = matrix_of(product)
-        if matrix in self._matrices:
-            return
-        self._matrices.add(matrix)
-        is_gated, is_fp8 = product.is_gated, product.kind != "plain"
-        begin_compiling(self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
+    def _begin(self, products: Iterable[Product]) -> None:
+        """Begins to compile all kernels of matrices that were not begun before, by a product of each."""
+        kernels: list[Kernel] = []
+        for product in products:
+            matrix = matrix_of(product)
+            if matrix not in self._matrices:
+                self._matrices.add(matrix)
+                is_gated, is_fp8 = product.is_gated, product.kind != "plain"
+                kernels += (self._compiled(tile, is_gated=is_gated, is_fp8=is_fp8) for tile in tiles_of(matrix))
+        begin_compiling(kernels)
 
     def _compiled(self, tile: BalancedTile, *, is_gated: bool, is_fp8: bool) -> Kernel:
         return PACKAGE, SOURCE, compile_options_of(tile, self._shared_memory, is_gated=is_gated, is_fp8=is_fp8)

@@ -137,8 +137,7 @@ class CudaOps(LayerOps):
         return self._experts.mixture(x, norm, experts, residual).addcmul_(logits.sigmoid().to(x.dtype), output)
 
     def begin_compiling(self, linears: Iterable[LinearBase]) -> None:
-        for linear in linears:
-            self._balanced.begin_compiling(linear)
+        self._balanced.begin_compiling(linears)
 
     def leaving(self, num_multiprocessors: int) -> "CudaOps":
         if not num_multiprocessors:

@@ -33,7 +33,7 @@ def test_threads_share_the_kinds_of_passes(model_dir: str) -> None:
     config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=60, cuda_graph_max_bs=40)
     few, many, prefills = map(sizes, rehearsed_batches(config, ModelConfig.from_dir(Path(model_dir))))
     assert few == [("decode", n) for n in DECODE_SIZES if n <= MAX_FEW] and many == [("decode", 32)]
-    assert prefills == [("prefill", n) for n in (64, 128, 192, 256)]
+    assert prefills == [("prefill", n) for n in (256, 192, 128, 64)]
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
