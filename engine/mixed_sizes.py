@@ -3,7 +3,7 @@
 from bisect import bisect_left
 
 # Decoded sequences, beside the largest batch with a graph.
-NUM_DECODED = (32, 64, 96, 128, 256)
+NUM_DECODED = (16, 32, 64, 96, 128, 256)
 # Decoded and prompt tokens together: tiles of matrix products fit these. 272 rows take an eighth longer than 256.
 NUM_ROWS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1152, 1280)
 # Fewer prompt tokens take no less time, and of more a graph saves little.

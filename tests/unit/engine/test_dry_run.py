@@ -204,14 +204,15 @@ def test_mixed_graph_memory_is_estimated_from_a_few(model_dir: str, monkeypatch:
     )
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
     # Up to the first that fits twice the largest prefill graph.
-    assert measured.mixed_sizes == MixedSizes(((32, (96, 160)), (64, (64, 128))))
+    assert measured.mixed_sizes == MixedSizes(((16, (112, 176)), (32, (96, 160)), (64, (64, 128))))
     monkeypatch.setattr(dry_run, "launch_bound_sizes", lambda engine, trials, max_tokens, **by: (16, 128))
     tried.clear()
     measured = measure_memory(engine, config, 1000 * MIB, None, lambda sizes: None, Captured)
-    assert measured.mixed_sizes == MixedSizes(((32, (96, 160, 224, 288)), (64, (64, 128, 192, 256))))
-    assert tried == [MixedSizes(((32, (288,)), (64, (256,)))), MixedSizes(((64, (256,)),))]
-    # Eight graphs, and page tables of 64 sequences and 16 prompts with 4 pages each.
-    assert measured.memory.graphs == 80 * MIB + 4 * 80 * 4
+    beside = (112, 176, 240, 304), (96, 160, 224, 288), (64, 128, 192, 256)
+    assert measured.mixed_sizes == MixedSizes(tuple(zip((16, 32, 64), beside, strict=True)))
+    assert tried == [MixedSizes(((16, (304,)), (32, (288,)), (64, (256,)))), MixedSizes(((64, (256,)),))]
+    # Twelve graphs, and page tables of 64 sequences and 16 prompts with 4 pages each.
+    assert measured.memory.graphs == 100 * MIB + 4 * 80 * 4
 
 
 def test_without_prefill_graphs_there_are_no_mixed_ones(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,22 +33,22 @@ def test_sizes_are_close_and_graphs_few() -> None:
     assert largest.num_decoded == NUM_DECODED
     for sizes in (NUM_DECODED, *(beside for _, beside in largest.by_decoded)):
         assert all(smaller < larger <= 2 * smaller for smaller, larger in itertools.pairwise(sizes))
-    assert len(largest.pairs()) <= 65 and largest.pairs()[0] == (256, 1024)
-    assert len(largest.num_prompt_tokens) <= 36
+    assert len(largest.pairs()) <= 70 and largest.pairs()[0] == (256, 1024)
+    assert len(largest.num_prompt_tokens) <= 46
 
 
 def test_products_of_a_mixed_step_have_fitting_rows() -> None:
     for num_decoded, beside in MixedSizes.up_to(256, 8192).by_decoded:
-        assert {max(32, num_decoded) + size for size in beside} <= set(NUM_ROWS)
+        assert {max(16, num_decoded) + size for size in beside} <= set(NUM_ROWS)
 
 
 @pytest.mark.parametrize(
     ("max_decoded", "max_prompt_tokens", "expected"),
     [
-        (1, 1, MixedSizes.grid((1,), (96,))),
-        (16, 96, MixedSizes.grid((16,), (96,))),
-        (20, 97, MixedSizes.grid((20,), (96, 160))),
-        (70, 128, MixedSizes(((32, (96, 160)), (64, (64, 128)), (70, (112, 176))))),
+        (1, 1, MixedSizes.grid((1,), (112,))),
+        (16, 112, MixedSizes.grid((16,), (112,))),
+        (20, 97, MixedSizes(((16, (112,)), (20, (96, 160))))),
+        (70, 128, MixedSizes(((16, (112, 176)), (32, (96, 160)), (64, (64, 128)), (70, (112, 176))))),
         (512, 64, MixedSizes((*MixedSizes.up_to(256, 64).by_decoded, (512, (128,))))),
     ],
 )
