@@ -80,6 +80,7 @@ PARTS = {
     "memory": Part(
         (
             "engine/test_dry_run.py",
+            "engine/test_rehearsal.py",
             "scenarios/test_quantized_pages.py::test_a_pool_of_the_same_share_holds_twice_the_pages",
             "test_cluster.py::test_shares_of_one_gpu_add_up_and_stay",
         ),
