@@ -13,7 +13,6 @@ from tandem.engine.build import build_engine
 from tandem.engine.config import EngineConfig
 from tandem.engine.dry_run import free_bytes
 from tandem.engine.engine import Engine
-from tandem.engine.layers import cuda_kernel
 from tandem.engine.layers.kernel_compilers import KernelCompilers
 from tandem.engine.token_sequence import TokenSequence
 
@@ -64,6 +63,8 @@ def greedy_tokens(engine: Engine) -> list[int]:
 def test_a_rehearsal_compiles_the_kernels_and_changes_nothing_else(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tandem.engine.layers import cuda_kernel
+
     compile_kernel, by_thread = cuda_kernel._compile, list[tuple[str, str]]()
 
     def recorded(package: str, name: str, options: tuple[str, ...]) -> bytes:

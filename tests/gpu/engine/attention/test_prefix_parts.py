@@ -6,12 +6,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tandem.engine.attention.base import GraphedHeadAttention
-from tandem.engine.attention.flashinfer import FlashInferAttention
+from tandem.engine.attention.base import GraphableHeadBackend, GraphedHeadAttention
 from tandem.engine.attention.layout import KvHeadLayout
 from tandem.engine.attention.prefix_parts import MAX_TOKENS, CutRule, cut_prefixes
 from tandem.engine.batch import Batch
-from tandem.engine.kvcache.cuda_pool import CudaKvPool
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
 from tandem.engine.token_sequence import TokenSequence
 
@@ -33,6 +31,8 @@ class Pieces:
         self.num_q_heads, num_kv_heads, head_dim = heads
         self.layout = KvHeadLayout(1, page_size, num_kv_heads, head_dim, "bfloat16")
         numbers = [self.layout.num_pages_for(sum(shape)) for shape in shapes]
+        from tandem.engine.kvcache.cuda_pool import CudaKvPool
+
         self.pool = CudaKvPool(self.layout, sum(numbers), DEVICE)
         self.kv = self.layout.view(self.pool.memory)[:, 0]  # (num_pages, 2, page_size, num_kv_heads, head_dim)
         self.kv.fill_(math.nan)
@@ -63,7 +63,9 @@ class Pieces:
         sequences = [self.sequences[number] for number in chosen]
         return cut_prefixes(rule, self.layout, sequences, sum(s.extend_len for s in sequences)).num_parts
 
-    def backend(self) -> FlashInferAttention:
+    def backend(self) -> GraphableHeadBackend:
+        from tandem.engine.attention.flashinfer import FlashInferAttention
+
         backend = FlashInferAttention(self.pool, self.num_q_heads)
         if not backend.graphs_new_prompts:
             pytest.skip("this GPU has no kernels for Hopper")
@@ -75,7 +77,7 @@ class Pieces:
     def rotation(self, positions: torch.Tensor) -> Rotation:
         return Rotation(self.tables, positions, self.news[0].dtype)
 
-    def launched(self, backend: FlashInferAttention, chosen: Sequence[int]) -> torch.Tensor:
+    def launched(self, backend: GraphableHeadBackend, chosen: Sequence[int]) -> torch.Tensor:
         sequences = [self.sequences[number] for number in chosen]
         backend.plan(Batch("prefill", sequences))
         positions = torch.cat([torch.arange(s.cached_len, s.device_len, device=DEVICE) for s in sequences])
