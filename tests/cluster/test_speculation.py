@@ -32,7 +32,8 @@ RANKS = {"num_prefill": 1, "num_decode": 1, "decode_tp": 2}
 VICTIMS = ("decode-0", "both-0", "decode-0")
 MAX_TOKENS = 40
 # Enough to be running when the worker leaves.
-MOVED_TOKENS = 200
+# Long enough that a busy host sees the worker leave before they end.
+MOVED_TOKENS = 400
 # Exact in the client's single and the sampler's double precision.
 SAMPLING: Sequence[dict[str, Any]] = (
     {},
