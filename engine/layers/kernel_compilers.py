@@ -70,5 +70,5 @@ class KernelCompilers:
     def _finish(self, kernel: Kernel, result: Future[bytes]) -> None:
         try:
             result.set_result(self._compile(*kernel))
-        except Exception as error:  # Raised again where the kernel is needed.
+        except BaseException as error:  # Raised again where the kernel is needed.
             result.set_exception(error)
