@@ -42,6 +42,7 @@ WORKER_ROWS = (
     ("workers run", "starting"),
     ("workers have imported", "importing"),
     ("weights are there", "fingerprinting weights"),
+    ("kernels are compiled", "compiling kernels"),
     ("warmed up", "warming up"),
     ("graphs captured, ports open", "capturing graphs"),
 )

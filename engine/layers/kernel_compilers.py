@@ -1,6 +1,5 @@
 """Compiles CUDA C++ kernels while the engine goes on."""
 
-import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -25,28 +24,37 @@ class KernelCompilers:
     ) -> None:
         self._compile = compile_kernel
         self._timeout_s = timeout_s
+        # Of kernels that a thread compiles or has compiled.
         self._results: dict[Kernel, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        # In order.
+        self._waiting: dict[Kernel, None] = {}
+        self._num_threads = 0
 
     def begin(self, kernels: Iterable[Kernel]) -> None:
         """Begins to compile, in this order, kernels that were not begun before."""
-        new = [(kernel, result) for kernel in kernels if (result := self._begun(kernel)) is not None]
-        waiting: queue.SimpleQueue[tuple[Kernel, Future[bytes]]] = queue.SimpleQueue()
-        for kernel, result in new:
-            waiting.put((kernel, result))
-        for _ in range(min(NUM_THREADS, len(new))):
-            threading.Thread(target=self._work, args=(waiting,), name="compiler", daemon=True).start()
+        with self._lock:
+            self._waiting.update((kernel, None) for kernel in kernels if kernel not in self._results)
+            num_new = max(0, min(NUM_THREADS, len(self._waiting)) - self._num_threads)
+            self._num_threads += num_new
+        for number in range(num_new):
+            try:
+                threading.Thread(target=self._work, name="compiler", daemon=True).start()
+            except RuntimeError:
+                # No more threads: whoever needs a kernel compiles it.
+                with self._lock:
+                    self._num_threads -= num_new - number
+                return
 
     def get(self, kernel: Kernel) -> bytes:
-        """Returns a compiled kernel. Compiles it here unless it was begun.
+        """Returns a compiled kernel. Compiles it here unless a thread does.
 
         Raises:
-            RuntimeError: it cannot be compiled.
+            RuntimeError: it cannot be compiled. The next call tries again.
             TimeoutError: compiling takes longer than the limit.
         """
-        if (new := self._begun(kernel)) is not None:
-            self._finish(kernel, new)
         try:
-            return self._results[kernel].result(self._timeout_s)
+            return self._begun(kernel).result(self._timeout_s)
         except FutureTimeoutError:
             package, name, options = kernel
             raise TimeoutError(
@@ -54,21 +62,25 @@ class KernelCompilers:
                 "may be busy; start the worker again"
             ) from None
 
-    def _begun(self, kernel: Kernel) -> Future[bytes] | None:
-        """Returns the place of the kernel's result; None: another call has begun it."""
-        result: Future[bytes] = Future()
-        return result if self._results.setdefault(kernel, result) is result else None
-
-    def _work(self, waiting: "queue.SimpleQueue[tuple[Kernel, Future[bytes]]]") -> None:
-        while True:
+    def _begun(self, kernel: Kernel) -> Future[bytes]:
+        """Returns the kernel's result, complete unless another thread compiles it."""
+        new: Future[bytes] = Future()
+        result = self._results.setdefault(kernel, new)
+        if result is new:
             try:
-                kernel, result = waiting.get_nowait()
-            except queue.Empty:
-                return
-            self._finish(kernel, result)
+                new.set_result(self._compile(*kernel))
+            except BaseException as error:
+                # An error that is kept would keep all of its callers' objects.
+                del self._results[kernel]
+                new.set_exception(error)
+        return result
 
-    def _finish(self, kernel: Kernel, result: Future[bytes]) -> None:
-        try:
-            result.set_result(self._compile(*kernel))
-        except BaseException as error:  # Raised again where the kernel is needed.
-            result.set_exception(error)
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._num_threads -= 1
+                    return
+                kernel = next(iter(self._waiting))
+                del self._waiting[kernel]
+            self._begun(kernel)

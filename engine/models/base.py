@@ -98,7 +98,7 @@ class Model(Weights):
 
     def shallow(self, ops: LayerOps | None = None) -> "Model":
         """Returns a model of the same weights with few layers but all kernels, or the whole model. Args: ops: its
-        operations; None: the same."""
+        operations, of decoders alone; None: the same."""
         return self
 
     @property

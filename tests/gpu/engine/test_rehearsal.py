@@ -73,7 +73,7 @@ def test_a_rehearsal_compiles_the_kernels_and_changes_nothing_else(
 
     told: list[str] = []
     with monkeypatch.context() as without:
-        without.setattr(rehearsal, "_has_room", lambda device: False)
+        without.setattr(rehearsal, "_has_room", lambda model, device: False)
         # Libraries keep what they load at first use.
         build_engine(config, "first", told.append)
         before = free_bytes()

@@ -21,6 +21,7 @@ LINES = """tandem 0.1.0: starting with the model tiny
    9.5 s  prefill-0: loading weights (0.50 of 1.00 GB), decode-0: importing
    9.6 s  decode-0: fingerprinting weights
   10.0 s  prefill-0: warming up
+  10.1 s  decode-0: compiling kernels
   10.2 s  decode-0: warming up
   11.0 s  decode-0: capturing graphs (1 of 35)
   11.1 s  prefill-0: loaded
@@ -37,7 +38,8 @@ def test_part_ends_with_its_last_worker() -> None:
         "Ray is up": 3.0,
         "workers run": 4.4,
         "workers have imported": 9.6,
-        "weights are there": 10.2,
+        "weights are there": 10.1,
+        "kernels are compiled": 10.2,
         "warmed up": 11.1,
         "graphs captured, ports open": 12.0,
         "routers serve": 6.6,

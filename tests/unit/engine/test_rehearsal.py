@@ -62,13 +62,55 @@ def test_each_thread_has_an_engine_and_all_are_awaited(model_dir: str) -> None:
     assert sorted(ran) == [1, 2, 4, 8, 16, 32, 64, 128]
 
 
-def test_a_failed_rehearsal_only_costs_its_time(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "level"), [(torch.OutOfMemoryError("no memory"), "INFO"), (AttributeError("plan"), "WARNING")]
+)
+def test_a_failed_rehearsal_only_costs_its_time(error: Exception, level: str, caplog: pytest.LogCaptureFixture) -> None:
     def make_engine() -> Engine:
-        raise torch.OutOfMemoryError("no memory for a workspace")
+        raise error
 
     with caplog.at_level(logging.INFO, "tandem.engine.rehearsal"):
         Rehearsal(make_engine, [[]], CPU).wait(10.0)
-    assert caplog.messages == ["kernels are compiled after the weights are loaded, because: no memory for a workspace"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("kernels are compiled after the weights are loaded, because")
+    assert record.levelname == level and str(error) in caplog.text
+
+
+def test_a_pass_that_fails_once_is_repeated(model_dir: str) -> None:
+    engine, ran, errors = build(model_dir), list[int](), [TypeError("an integer is required")]
+
+    def forward(batch: Batch) -> None:
+        if batch.num_tokens == 4 and errors:
+            raise errors.pop()
+        ran.append(batch.num_tokens)
+
+    engine.forward = forward  # type: ignore
+    config = EngineConfig(model_dir, max_chunk_tokens=0, max_batch_size=9, cuda_graph_max_bs=0)
+    Rehearsal(lambda: engine, rehearsed_batches(config, engine.model.config), CPU).wait(10.0)
+    assert ran == [1, 2, 4, 8] and not errors
+
+
+def test_one_thread_may_have_all_steps(model_dir: str) -> None:
+    config = EngineConfig(model_dir, max_chunk_tokens=0, max_batch_size=300)
+    (steps,) = rehearsed_batches(config, ModelConfig.from_dir(Path(model_dir)), divides_steps=False)
+    assert sizes(steps) == [("decode", n) for n in DECODE_SIZES]
+
+
+def test_no_thread_is_left_if_another_cannot_start(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, threads, start = build(model_dir), list[threading.Thread](), threading.Thread.start
+    engine.forward = lambda batch: None  # type: ignore
+
+    def limited(thread: threading.Thread) -> None:
+        if threads:
+            raise RuntimeError("can't start new thread")
+        threads.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    config = EngineConfig(model_dir, max_chunk_tokens=300, max_batch_size=60)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Rehearsal(lambda: engine, rehearsed_batches(config, engine.model.config), CPU)
+    assert not threads[0].is_alive()
 
 
 def test_a_stopped_rehearsal_ends_after_its_batch(model_dir: str) -> None:

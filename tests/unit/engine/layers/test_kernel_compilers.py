@@ -1,11 +1,13 @@
 """Kernels compiled in threads."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tandem.engine.layers.kernel_compilers import KernelCompilers
+from tandem.engine.layers.kernel_compilers import NUM_THREADS, KernelCompilers
 
 
 def test_kernels_are_compiled_once_and_waited_for() -> None:
@@ -47,17 +49,87 @@ def test_threads_that_need_a_kernel_at_once_compile_it_once() -> None:
 
 
 def test_a_wait_ends_with_the_kernels_name() -> None:
-    may_compile = threading.Event()
+    begun, may_compile = threading.Event(), threading.Event()
 
     def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+        begun.set()
         may_compile.wait(10.0)
         return b""
 
     compilers = KernelCompilers(compile_kernel, timeout_s=0.01)
     compilers.begin([("package", "name", ("-DSIZE=1",))])
+    assert begun.wait(10.0)
     with pytest.raises(TimeoutError, match=r"package\.name is not compiled after 0\.01 s \(-DSIZE=1\)"):
         compilers.get(("package", "name", ("-DSIZE=1",)))
     may_compile.set()
+
+
+def test_a_needed_kernel_does_not_wait_for_its_turn() -> None:
+    may_compile = threading.Event()
+
+    def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+        if threading.current_thread() is not threading.main_thread():
+            assert may_compile.wait(10.0)
+        return options[0].encode()
+
+    compilers = KernelCompilers(compile_kernel)
+    compilers.begin(("package", "name", (f"-DSIZE={size}",)) for size in range(20))
+    assert compilers.get(("package", "name", ("-DSIZE=19",))) == b"-DSIZE=19"
+    may_compile.set()
+
+
+def test_few_threads_compile_however_often_it_begins() -> None:
+    threads, may_compile = set[int](), threading.Event()
+
+    def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+        threads.add(threading.get_ident())
+        assert may_compile.wait(10.0)
+        return b""
+
+    compilers = KernelCompilers(compile_kernel)
+    kernels = [("package", "name", (f"-DSIZE={size}",)) for size in range(50)]
+    for end in range(0, 50, 10):
+        compilers.begin(kernels[: end + 10])
+    may_compile.set()
+    for kernel in kernels:
+        compilers.get(kernel)
+    assert len(threads - {threading.get_ident()}) <= NUM_THREADS
+
+
+def test_an_error_is_raised_and_the_next_call_tries_again() -> None:
+    errors = [RuntimeError("out of memory"), KeyboardInterrupt()]
+
+    def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+        if errors:
+            raise errors.pop()
+        return b"compiled"
+
+    compilers, kernel = KernelCompilers(compile_kernel), ("package", "name", ())
+    with pytest.raises(KeyboardInterrupt):
+        compilers.get(kernel)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compilers.get(kernel)
+    assert compilers.get(kernel) == b"compiled"
+
+
+def test_a_failed_compilation_keeps_nothing_of_its_caller() -> None:
+    class Engine:
+        pass
+
+    def compile_kernel(package: str, name: str, options: tuple[str, ...]) -> bytes:
+        raise RuntimeError("error: expected a declaration")
+
+    compilers = KernelCompilers(compile_kernel)
+
+    def need() -> "weakref.ref[Engine]":
+        engine = Engine()
+        with pytest.raises(RuntimeError, match="expected a declaration"):
+            compilers.get(("package", "name", ()))
+        return weakref.ref(engine)
+
+    engine = need()
+    gc.collect()
+    assert engine() is None
 
 
 def test_errors_are_raised_where_the_kernel_is_needed() -> None:
