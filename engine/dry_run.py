@@ -18,7 +18,7 @@ from tandem.engine.kvcache.sizing import DeviceMemory
 from tandem.engine.mixed_graphs import LAUNCH_FACTOR, MixedSizes
 from tandem.engine.prefill_graphs import MAX_PROMPTS, MAX_TOKENS, SIZES, large_graph_sizes
 from tandem.engine.ranks.group import SINGLE_GROUP, RankGroup
-from tandem.engine.trial_batches import TrialBatches
+from tandem.engine.trial_batches import GREEDY, TrialBatches
 from tandem.sampling_params import MAX_LOGPROBS, SamplingParams
 
 # Includes small batches, which run our own kernels, and larger ones.
@@ -37,7 +37,6 @@ NUM_TRIALS = 3
 SETTLE_S = 0.5
 MAX_SETTLES = 20
 
-_GREEDY = SamplingParams(max_tokens=1)
 _SAMPLED = SamplingParams(
     max_tokens=1,
     temperature=1.0,
@@ -137,7 +136,7 @@ def measure_memory(
     page_table = 4 * engine.pool.layout.num_pages_for(num_tokens)
     if capture is not None:
         page_tables = config.cuda_graph_max_bs * page_table
-        graphs = _peak_bytes(engine, trials.decode(config.cuda_graph_max_bs, _GREEDY)) + page_tables
+        graphs = _peak_bytes(engine, trials.decode(config.cuda_graph_max_bs, GREEDY)) + page_tables
         trial_size = min(TRIAL_BATCH_SIZE, config.cuda_graph_max_bs)
         before = free_bytes()
         captured = capture(trial_size)
@@ -189,7 +188,7 @@ def launch_bound_sizes(
     """
     bound = 0
     for num_tokens in (size for size in SIZES if size.bit_count() == 1 and size <= max_tokens):
-        if not _is_launch_bound(engine, trials.prefill(num_tokens, 0, 1, _GREEDY), LAUNCH_BOUND, clock, group):
+        if not _is_launch_bound(engine, trials.prefill(num_tokens, 0, 1, GREEDY), LAUNCH_BOUND, clock, group):
             break
         bound = num_tokens
     return tuple(size for size in SIZES if size <= bound)
@@ -210,7 +209,7 @@ def launch_bound_large_sizes(
             sizes.append(num_tokens)
             continue
         num_prompts = min(MAX_PREFILL_BATCH_SIZE, -(-num_tokens // LARGE_PROMPT_LEN))
-        batch = trials.prefill(num_tokens, 0, num_prompts, _GREEDY)
+        batch = trials.prefill(num_tokens, 0, num_prompts, GREEDY)
         if not _is_launch_bound(engine, batch, LARGE_LAUNCH_BOUND, clock, group):
             break
         sizes.append(num_tokens)
@@ -271,7 +270,7 @@ def _load_draft_kernels(engine: Engine, trials: TrialBatches, max_rows: int, max
     shallow = engine.shallow()
     for num_rows in DRAFT_SIZES:
         if num_rows < max_rows:
-            shallow.forward(trials.drafted(num_rows, min(max_drafts, num_rows - 1), _GREEDY))
+            shallow.forward(trials.drafted(num_rows, min(max_drafts, num_rows - 1), GREEDY))
 
 
 def _peak_bytes(engine: Engine, batch: Batch) -> int:

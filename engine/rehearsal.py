@@ -124,43 +124,34 @@ def rehearsing(
     Raises:
         TimeoutError: compiling takes longer than the limit.
     """
-    is_alone = model.collectives is None and config.workers_per_gpu == 1
-    is_compiled = device.type == "cuda" and model.dtype in FUSED_DTYPES and model.config.experts is None
-    if not isinstance(model, DecoderModel) or not is_alone or not is_compiled or not _has_room(model, device):
-        yield
-        return
-    try:
-        rehearsal = _begun(config, model, layout, backend, device)
-    except RuntimeError as error:  # Of memory or threads.
-        logger.info("kernels are compiled after the weights are loaded, because %s", error)
-        yield
-        return
+    rehearsal = _begun(config, model, layout, backend, device)
     try:
         yield
     except BaseException:
-        rehearsal.stop()
+        if rehearsal is not None:
+            rehearsal.stop()
         raise
-    on_progress("compiling kernels")
-    rehearsal.wait()
+    if rehearsal is not None:
+        on_progress("compiling kernels")
+        rehearsal.wait()
 
 
 def _begun(
     config: EngineConfig,
-    model: DecoderModel,
+    model: Model,
     layout: PageLayout,
     backend: Callable[[KvPool], AttentionBackend],
     device: torch.device,
-) -> Rehearsal:
+) -> Rehearsal | None:
+    is_alone = model.collectives is None and config.workers_per_gpu == 1
+    is_compiled = device.type == "cuda" and model.dtype in FUSED_DTYPES and model.config.experts is None
+    if not isinstance(model, DecoderModel) or not is_alone or not is_compiled or not _has_room(model, device):
+        return None
     from tandem.engine.attention.paged_decode import has_kernel
     from tandem.engine.kvcache.cuda_pool import CudaKvPool
     from tandem.engine.layers.cuda_kernel import has_dependent_launch
 
     shallow = model.shallow()
-    for _, weight in shallow.named_parameters():
-        weight.zero_()
-    torch.cuda.synchronize(device)
-    # All at once: a forward pass needs one after another.
-    layer_ops(model.dtype, device).begin_compiling(shallow.matrices())
 
     def make_engine() -> Engine:
         pool = CudaKvPool(layout, 1, device)
@@ -169,7 +160,16 @@ def _begun(
     # The library's decode attention has a source that two threads must not write at once.
     is_by_head = isinstance(layout, KvHeadLayout) and has_kernel(layout, model.config.num_q_heads)
     divides_steps = is_by_head and has_dependent_launch(device)
-    return Rehearsal(make_engine, rehearsed_batches(config, model.config, divides_steps=divides_steps), device)
+    try:
+        for _, weight in shallow.named_parameters():
+            weight.zero_()
+        torch.cuda.synchronize(device)
+        # All at once: a forward pass needs one after another.
+        shallow.begin_compiling()
+        return Rehearsal(make_engine, rehearsed_batches(config, model.config, divides_steps=divides_steps), device)
+    except RuntimeError as error:  # Of memory or threads.
+        logger.info("kernels are compiled after the weights are loaded, because %s", error)
+        return None
 
 
 def rehearsed_batches(config: EngineConfig, model: ModelConfig, *, divides_steps: bool = True) -> list[Iterator[Batch]]:

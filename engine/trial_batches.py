@@ -17,7 +17,7 @@ TOKEN_STEP = 128
 FEW_TOKENS, FEW_TOKENS_STEP = 4096, 64
 NUM_PROMPTS = (1, 17, 32, 4, 64, 24, 9, 96, 48)
 
-_GREEDY = SamplingParams(max_tokens=1)
+GREEDY = SamplingParams(max_tokens=1)
 
 
 class TrialBatches:
@@ -63,13 +63,13 @@ class TrialBatches:
         few = range(FEW_TOKENS_STEP, min(FEW_TOKENS, max_tokens), FEW_TOKENS_STEP)
         for number, num_tokens in enumerate((*few, *range(FEW_TOKENS, max_tokens, TOKEN_STEP))):
             num_prompts = NUM_PROMPTS[number % len(NUM_PROMPTS)]
-            yield self.prefill(num_tokens, number % 2, num_prompts, _GREEDY)
+            yield self.prefill(num_tokens, number % 2, num_prompts, GREEDY)
 
     def steps(self, max_batch_size: int, sizes: Sequence[int] = DECODE_SIZES) -> Iterator[Batch]:
         """Yields decode steps of those of the sizes that are below max_batch_size."""
         for size in sizes:
             if size < max_batch_size:
-                yield self.decode(size, _GREEDY)
+                yield self.decode(size, GREEDY)
 
     def _sequences(self, lengths: Sequence[int], cached_len: int, sampling: SamplingParams) -> list[TokenSequence]:
         sequences = []

@@ -12,7 +12,7 @@ from tandem.engine.adapters.ops import AdapterBatch, with_adapters
 from tandem.engine.attention.base import Attention
 from tandem.engine.collectives.base import Collectives
 from tandem.engine.layers.experts.counts import ExpertCounts, LayerCounts
-from tandem.engine.layers.linear import Linear, LinearBase
+from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.norm import Norm, rms_norm
 from tandem.engine.layers.ops import LayerOps
 from tandem.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -146,12 +146,9 @@ class DecoderModel(Model):
     def _counts_of(self, layer: int) -> LayerCounts | None:
         return None if self.expert_counts is None else self.expert_counts.of_layer(layer)
 
-    def matrices(self) -> Iterator[LinearBase]:
-        """Yields all matrices but those of latents and experts."""
-        for layer in self._layers:
-            for held in layer.made:
-                yield held.linear
-        yield self._lm_head
+    def begin_compiling(self) -> None:
+        """Begins to compile kernels for all matrices but those of latents and experts, which need no weights yet."""
+        self._ops.begin_compiling([*(held.linear for layer in self._layers for held in layer.made), self._lm_head])
 
     def shallow(self, ops: LayerOps | None = None) -> "DecoderModel":
         model = copy.copy(self)
