@@ -132,6 +132,18 @@ def wait_store(served: ServedCluster) -> None:
     wait_until(is_up, RESTART_S, "the store is back, with all workers")
 
 
+def load_at_any_cost(served: ServedCluster) -> None:
+    """Make the workers of now load what the store has, even from a disk that is slower than computing."""
+
+    def patch(actor: object) -> None:
+        from tandem.pagestore.client import node_store
+
+        node_store.expected_compute_s = lambda *_: float("inf")
+
+    for worker in served.client.server_info().workers:
+        ray.get(served.cluster.actor(worker.worker_id).__ray_call__.remote(patch))
+
+
 def kill(served: ServedCluster, name: str) -> None:
     """Kill a worker or the store by its name, once it runs."""
 

@@ -11,7 +11,7 @@ import pytest
 from tandem.client import TandemClient
 from tandem.deploy.config.cluster_config import ClusterConfig
 from tests.cluster.conftest import API_KEYS, Clusters, Oracle, ServedCluster, save_tiny_model
-from tests.cluster.conversations import STORE, TIMEOUT_S, Conversations, Hits, wait_store
+from tests.cluster.conversations import STORE, TIMEOUT_S, Conversations, Hits, load_at_any_cost, wait_store
 from tests.cluster.faults import QuickConfig
 
 # A pool holds three conversations of up to 15 pages.
@@ -83,6 +83,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stored(clusters: Clusters, wide_model_dir: Path, disk: Path) -> ServedCluster:
     served = clusters.get(config_for(wide_model_dir, disk, NUM_QUICK, api_keys=API_KEYS))
     wait_store(served)
+    load_at_any_cost(served)
     return served
 
 

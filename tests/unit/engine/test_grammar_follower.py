@@ -92,6 +92,7 @@ def test_begun_output_has_the_masks_of_an_uninterrupted_one(
             assert not begun.error
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_engine_thread_does_not_follow_a_long_output(grammars: Grammars) -> None:
     """At once, these tokens take seconds of the thread that asks for the next mask."""
     output = output_of("a" * 300)

@@ -2,6 +2,8 @@ import random
 import time
 from collections import Counter
 
+import pytest
+
 from tandem.router.policies.under_way import LAST_WORD_S, PrefixesUnderWay
 from tandem.router.workers.worker import Worker
 from tests.fakes.clock import FakeClock
@@ -41,6 +43,7 @@ def test_shared_page_is_expected_until_last_request_is_dropped() -> None:
         assert set(under_way.expected(worker)) == {page for pages in expected.values() for page in pages}
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_long_prompt_is_dropped_faster_than_page_by_page() -> None:
     """This runs on the router's event loop, several times per request."""
     under_way, worker = PrefixesUnderWay(FakeClock()), new_worker()

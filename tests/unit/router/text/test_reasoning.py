@@ -52,6 +52,7 @@ def test_parts_depend_on_text_only(beginning: Beginning, text: str) -> None:
             assert reasoning == "".join(part.text for part in whole if part.end <= end)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_work_per_token_is_constant() -> None:
     def seconds(beginning: Beginning, filler: str, num_pieces: int) -> float:
         parser = ReasoningParser(beginning)

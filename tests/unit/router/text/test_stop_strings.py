@@ -118,6 +118,7 @@ def test_found_stop_string() -> None:
     assert matcher.found == "ab"
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_the_outputs_of_a_request_share_what_is_computed_from_its_stop_strings() -> None:
     stop_strings = [chr(65 + number) + "ab" * (MAX_STOP_STRING_LENGTH // 2 - 1) for number in range(MAX_STOP_STRINGS)]
     began = time.thread_time()

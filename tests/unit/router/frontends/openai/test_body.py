@@ -38,6 +38,7 @@ def test_integers_have_a_limit_of_digits(offset: int) -> None:
     assert refused.value.detail == "the body holds a number with too many digits"
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_long_integers_take_no_longer_than_others() -> None:
     def cpu_s(number: str) -> float:
         body = f"[{','.join([number] * (2**22 // len(number)))}]".encode()

@@ -113,6 +113,7 @@ LONG = {
 FILLERS = ("a", " ", "\\", "{", "word ")
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("name", TOOL_PARSERS.names)
 def test_work_per_token_is_constant(name: str) -> None:
     def seconds(pieces: list[str]) -> float:
@@ -130,6 +131,7 @@ def test_work_per_token_is_constant(name: str) -> None:
             assert seconds(long) < 40 * max(0.0003, min(seconds(short) for _ in range(3))), (beginning, filler)
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_work_for_whole_text_is_linear() -> None:
     def seconds(num_marks: int) -> float:
         text, best = "<tool_call>" * num_marks, float("inf")
