@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,18 @@ GONE_S = 10.0
 
 @dataclass
 class Server:
+    """Attributes: output_at: times of the lines of `output`."""
+
     name: str
     process: subprocess.Popen[str]
     address: str
     tree: list[ProcessId]
     output: list[str]
+    output_at: list[float]
+
+    def said_at(self, line: str) -> float:
+        """Return the time of an output line."""
+        return dict(zip(map(str.strip, self.output), self.output_at, strict=False))[line]
 
     def finish(self) -> int:
         """Return the exit status. Asserts that all processes have ended."""
@@ -55,7 +63,14 @@ def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server
         env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir)},
     )
     output: list[str] = []
-    threading.Thread(target=lambda: output.extend(process.stdout or ()), daemon=True).start()
+    output_at: list[float] = []
+
+    def read() -> None:
+        for line in process.stdout or ():
+            output_at.append(time.monotonic())
+            output.append(line)
+
+    threading.Thread(target=read, daemon=True).start()
 
     def address() -> str:
         assert process.poll() is None, "".join(output)
@@ -68,4 +83,4 @@ def start(*arguments: str, runtime_dir: Path, cwd: Path | None = None) -> Server
         if process.poll() is None:
             end_processes({ProcessId.of(process.pid), *descendants(process.pid)}, 0.0)
         raise
-    return Server(name, process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output)
+    return Server(name, process, found, [ProcessId.of(process.pid), *descendants(process.pid)], output, output_at)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -110,7 +111,9 @@ def test_running_requests_finish_and_new_ones_are_refused(serve: Serve) -> None:
         assert len(request.answer.token_ids) == NUM_TOKENS
         assert request.answer.last.finish_reason == pb.FINISH_REASON_LENGTH
     assert server.finish() == 0
-    assert "Requests left: 2; waiting 90 s at most" in "".join(server.output)
+    # What the routers took to answer counts.
+    left = re.search(r"Requests left: 2; waiting (\d+) s at most", "".join(server.output))
+    assert left is not None and 80 < int(left[1]) <= 90
 
 
 @pytest.mark.slow
