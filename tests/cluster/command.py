@@ -30,9 +30,10 @@ class Server:
     output: list[str]
     output_at: list[float]
 
-    def said_at(self, line: str) -> float:
-        """Return the time of an output line."""
-        return dict(zip(map(str.strip, self.output), self.output_at, strict=False))[line]
+    def said_at(self, beginning: str) -> float:
+        """Return the time of the first output line that begins so."""
+        number = next(number for number, line in enumerate(self.output) if line.startswith(beginning))
+        return self.output_at[number]
 
     def finish(self) -> int:
         """Return the exit status. Asserts that all processes have ended."""

@@ -94,8 +94,7 @@ def test_conversations_beyond_pool_and_memory_are_greedy(stored: ServedCluster, 
     conversations.assert_greedy(oracle)
     assert hits[0].share == 0.0
     assert_mostly_loaded(hits[1:])
-    # On a busy machine a turn may find the disk slower than computing, and its pages in memory.
-    assert all(any(of_tier) for of_tier in ([turn.host for turn in hits], [turn.disk for turn in hits])), hits
+    assert all(min(turn.host, turn.disk) > 0 for turn in hits[1:]), hits
     wait_store(stored)
     stored.wait_clean()
 
